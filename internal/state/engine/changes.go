@@ -7,10 +7,11 @@ import (
 
 // noted is what the last step has changed of the parameters, if anybody wants to know. It costs nothing else.
 //
-// It is on the heap: two bits for each parameter, and 8 bytes for each that moved by more than one. A process that
-// finishes a step of another one has none of it.
+// It is on the heap: two bits for each parameter, and 32 bytes for each 16 of which some moved by more than one. A
+// process that finishes a step of another one has none of it.
 type noted struct {
 	chunks   []kernel.Changes // none unless somebody wants to know
+	room     [][]uint16       // by worker: for the old words of a chunk
 	from, to int64            // the steps of the parameters before and after
 	lost     bool             // parameters have changed otherwise, or in several steps
 }
@@ -18,8 +19,13 @@ type noted struct {
 // on reports whether steps note what they change.
 func (n *noted) on() bool { return n.chunks != nil && !n.lost }
 
-// of returns the changes of a chunk.
-func (n *noted) of(unit int) *kernel.Changes { return &n.chunks[unit] }
+// update updates a chunk, and keeps what has changed.
+func (n *noted) update(worker, unit int, update func(*kernel.Changes)) {
+	of := &n.chunks[unit]
+	changes := kernel.Changes{Moves: of.Moves, Old: n.room[worker]}
+	update(&changes)
+	of.Old = append(of.Old[:0], changes.Old...)
+}
 
 // lose says that parameters have changed, and that nobody notes how.
 func (n *noted) lose() { n.lost = true }
@@ -35,8 +41,7 @@ func (n *noted) begin(step int64) {
 // none notes that a step leaves a chunk alone.
 func (n *noted) none(unit int) {
 	if n.on() {
-		clear(n.chunks[unit].Changed)
-		n.chunks[unit].Far = n.chunks[unit].Far[:0]
+		n.chunks[unit].None()
 	}
 }
 
@@ -48,9 +53,16 @@ func (s *Shard) NoteChanges() {
 		return
 	}
 	n.chunks = make([]kernel.Changes, s.config.Chunks)
+	largest := 0
 	for unit := range n.chunks {
-		words := kernel.ChangeWords(int(s.chunks[unit].Count))
-		n.chunks[unit] = kernel.Changes{Changed: make([]uint64, words), Lower: make([]uint64, words)}
+		count := int(s.chunks[unit].Count)
+		n.chunks[unit] = kernel.NewChanges(count)
+		largest = max(largest, count)
+	}
+	for range s.workers.Count() {
+		room := kernel.Changes{}
+		room.Room(largest)
+		n.room = append(n.room, room.Old)
 	}
 }
 
@@ -71,6 +83,6 @@ func (s *Shard) EachChange(r shard.Range, body func(at shard.Chunk, state kernel
 	chunks := s.config.ChunksOf(r)
 	for unit := int(chunks.First); unit < int(chunks.End()); unit++ {
 		c := s.chunk(unit)
-		body(c.Chunk, c.state(), s.noted.of(unit))
+		body(c.Chunk, c.state(), &s.noted.chunks[unit])
 	}
 }

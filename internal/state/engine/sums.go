@@ -111,7 +111,9 @@ func (s *Shard) updateSummed(worker, unit int, c chunk, state *kernel.Chunk) boo
 		into = nil
 	}
 	if s.noted.on() {
-		s.config.Kernel.UpdateNoted(c.section.format, s.constantsOf(c), *state, undo, into, s.noted.of(unit))
+		s.noted.update(worker, unit, func(changes *kernel.Changes) {
+			s.config.Kernel.UpdateNoted(c.section.format, s.constantsOf(c), *state, undo, into, changes)
+		})
 	} else {
 		s.config.Kernel.UpdateSummed(c.section.format, s.constantsOf(c), *state, undo, into)
 	}

@@ -5,186 +5,87 @@ import (
 	"math"
 	"math/bits"
 
-	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/state/optim/kernel/abi"
 )
 
-// Changes says which parameters of a chunk an update has changed, and what they were. The update notes it block by
-// block, while the block is in the first-level cache. So no parameter is read again, and none is copied for longer than
-// its block.
+// Changes says which parameters of a chunk an update has changed, and what they were. A kernel notes it when it is
+// about to replace parameters, while it has the old ones in a line of the first-level cache. So no parameter is read
+// again, and none is copied for longer than that.
 //
 // At small learning rates most parameters keep their 16 bits, and most others become the next number or the one before.
-// For these, two bits say what they were.
+// Two bits say so. The old words are kept of groups of 16 in which any moved further.
 //
-// Parameters in fp32 are noted without what they were: nearly all of them change in every step.
+// Of parameters in fp32 the changes say only which have changed: nearly all do in every step.
 type Changes struct {
-	// Changed has a bit for each element, and Lower those whose number became lower, as an integer of 16 bits. Bits
-	// behind the last element are 0. Both have [ChangeWords] words.
-	Changed, Lower []uint64
-	// Far are the elements that moved by more than one, in order.
-	Far []FarChange
+	// Moves has a word for each 16 elements: bits 0 to 15 are those that moved to the next number or the one before,
+	// as integers of 16 bits. Bits 16 to 31 are those that became lower or moved further. Of elements in fp32, bits 0
+	// to 15 are those that changed.
+	Moves []uint32
+	Old   []uint16 // 16 words of every group in which any moved further, in order
 }
 
-// FarChange is an element of a chunk whose number moved by more than one.
-type FarChange struct {
-	Element uint32
-	Old     uint16
+// ChangeGroup is the number of elements whose moves are one word.
+const ChangeGroup = abi.Group
+
+// NewChanges returns room for the changes of some elements.
+func NewChanges(elements int) Changes {
+	return Changes{Moves: make([]uint32, (elements+ChangeGroup-1)/ChangeGroup)}
 }
 
-// ChangeWords returns the number of words that have a bit for each of some elements.
-func ChangeWords(elements int) int { return (elements + 63) / 64 }
-
-// notedBlock is the number of elements that are updated and then compared: they and their copy stay in the first-level
-// cache, and a call of a kernel takes little beside them.
-const notedBlock = 1024
-
-// noting is the old parameters of a block, and what is made of them.
-type noting struct {
-	masters     [notedBlock]float32
-	old, now    [notedBlock]uint16
-	far         [notedBlock / 64]uint64
-	lanes, none abi.Sums
+// Room gives the changes memory for all old words of some elements, so that an update allocates nothing.
+func (c *Changes) Room(elements int) {
+	groups := (elements + ChangeGroup - 1) / ChangeGroup
+	c.Old = make([]uint16, 0, (groups+1)*ChangeGroup) // kernels write one group more than they keep
 }
 
-// UpdateNoted is [Set.Update], with an undo log if u is not empty, and with sums unless they are nil. It notes which
-// parameters have changed. The bits are the same.
-func (s Set) UpdateNoted(f Format, constants *Constants, c Chunk, u Undo, sums *Sums, changes *Changes) {
-	n := c.check(f)
-	var block noting
-	var inKernel *abi.Sums
-	var rest Chunk // that the kernels do not sum
-	if sums != nil {
-		rest = c.Slice(s.summedInKernel(f, n), n)
-		*sums = Sums{}
-		rest.sum(&sums.Before)
-		if rest.Len() < n {
-			inKernel = &block.lanes
-		}
-	}
-	changes.Far = changes.Far[:0]
-	for first := 0; first < n; first += notedBlock {
-		part := c.Slice(0, min(first+notedBlock, n))
-		block.keep(f, &part, first)
-		s.updateFrom(first, f, constants, &part, u, inKernel)
-		s.note(&block, f, &part, first, changes)
-		if inKernel != nil {
-			sums.add(inKernel)
-			block.lanes = block.none
-		}
-	}
-	if sums != nil {
-		after := sums.After
-		rest.sum(&sums.After)
-		for number := range after {
-			sums.After[number] += after[number]
-		}
-	}
+// None says that nothing has changed.
+func (c *Changes) None() {
+	clear(c.Moves)
+	c.Old = c.Old[:0]
 }
 
-// keep copies what the parameters from an element on are before an update.
-func (b *noting) keep(f Format, c *Chunk, first int) {
-	if f.State == FP32 {
-		copy(b.masters[:], c.Master[first:])
-		return
-	}
-	copy(b.old[:], c.Parameter[first:])
+// room returns where the old words of the next elements go.
+func (c *Changes) room(elements int) []uint16 {
+	kept := len(c.Old)
+	return c.Old[kept : kept+(elements/ChangeGroup+1)*ChangeGroup]
 }
 
-// note compares the parameters from an element on with what they were.
-func (s Set) note(b *noting, f Format, c *Chunk, first int, to *Changes) {
-	n := c.Len() - first
-	from, end := ChangeWords(first), ChangeWords(first+n)
-	changed, lower, far := to.Changed[from:end], to.Lower[from:end], b.far[:end-from]
-	switch {
-	case !f.hasParameter():
-		compareMasters(b.masters[:n], c.Master[first:], changed)
-		return
-	case f.State == FP32:
-		// The kernel has written the parameters past the caches.
-		rounded(f.Parameter, b.masters[:n], &b.old)
-		rounded(f.Parameter, c.Master[first:], &b.now)
-	}
-	now := b.now[:n]
-	if f.State != FP32 {
-		now = c.Parameter[first:]
-	}
-	if !s.compare(b.old[:n], now, changed, lower, far) {
-		return
-	}
-	for i, word := range far {
-		for ; word != 0; word &= word - 1 {
-			place := 64*i + bits.TrailingZeros64(word)
-			to.Far = append(to.Far, FarChange{uint32(first + place), b.old[place]})
-		}
-	}
-}
-
-// rounded rounds masters to the type of parameters, as an update does.
-func rounded(to dtype.Type, from []float32, words *[notedBlock]uint16) {
-	Array{Type: to, Data: bytesOf(words[:len(from)])}.store(from)
-}
-
-// compareMasters sets a bit for each number that has other bits than before.
-func compareMasters(old, now []float32, changed []uint64) {
-	was, is := view[uint32](bytesOf(old)), view[uint32](bytesOf(now))
-	for word := range changed {
-		from, end := 64*word, min(64*word+64, len(was))
-		mask := uint64(0)
-		for i := from; i < end; i++ {
-			mask |= isNot0(uint64(was[i]^is[i])) << (i - from)
-		}
-		changed[word] = mask
-	}
-}
-
-// compare sets a bit for each parameter that has changed, that became lower, and that moved by more than one. It
-// reports whether any moved that far.
-func (s Set) compare(old, now []uint16, changed, lower, far []uint64) bool {
-	whole := 0
-	any := false
-	if s.inRegisters() {
-		if whole = len(old) &^ 63; whole > 0 {
-			any = s.compareWords(whole, old, now, changed, lower, far)
-		}
-	}
-	return compareInWords(old[whole:], now[whole:], changed[whole/64:], lower[whole/64:], far[whole/64:]) || any
-}
-
-// compareInWords is compare in plain Go.
-func compareInWords(old, now []uint16, changed, lower, far []uint64) bool {
-	any := uint64(0)
-	for word := range changed {
-		from, end := 64*word, min(64*word+64, len(old))
-		var c, l, f uint64
-		for i := from; i < end; i++ {
-			if old[i] != now[i] {
-				by := now[i] - old[i]
-				c |= 1 << (i - from)
-				l |= uint64(by>>15) << (i - from)
-				f |= isNot0(uint64((by+1)&^2)) << (i - from)
-			}
-		}
-		changed[word], lower[word], far[word] = c, l, f
-		any |= f
-	}
-	return any != 0
-}
-
-// isNot0 returns 1 unless x is 0.
-func isNot0(x uint64) uint64 { return (x | -x) >> 63 }
-
-// All yields the elements of 16 bits that changed, in order, with what they were.
+// All yields the elements of 16 bits that changed, in order, with what they were. now are the parameters after the
+// update.
 func (c *Changes) All(now []uint16) iter.Seq2[int, uint16] {
 	return func(yield func(element int, old uint16) bool) {
-		far := c.Far
-		for i, word := range c.Changed {
-			for ; word != 0; word &= word - 1 {
-				element := 64*i + bits.TrailingZeros64(word)
-				old := now[element] - 1 + uint16(c.Lower[i]>>(element%64)&1)*2
-				if len(far) > 0 && int(far[0].Element) == element {
-					old, far = far[0].Old, far[1:]
+		kept := c.Old
+		for group, moves := range c.Moves {
+			near, lower := moves&0xffff, moves>>16
+			changed := near | lower
+			if changed == 0 {
+				continue
+			}
+			first := ChangeGroup * group
+			var old []uint16
+			if lower&^near != 0 {
+				old, kept = kept[:ChangeGroup], kept[ChangeGroup:]
+			}
+			for ; changed != 0; changed &= changed - 1 {
+				i := bits.TrailingZeros32(changed)
+				was := now[first+i] - 1 + uint16(lower>>i&1)*2
+				if old != nil {
+					was = old[i]
 				}
-				if !yield(element, old) {
+				if !yield(first+i, was) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Changed yields the elements that changed, in order.
+func (c *Changes) Changed() iter.Seq[int] {
+	return func(yield func(element int) bool) {
+		for group, moves := range c.Moves {
+			for changed := moves&0xffff | moves>>16; changed != 0; changed &= changed - 1 {
+				if !yield(ChangeGroup*group + bits.TrailingZeros32(changed)) {
 					return
 				}
 			}
@@ -194,10 +95,81 @@ func (c *Changes) All(now []uint16) iter.Seq2[int, uint16] {
 
 // Count returns how many elements have changed.
 func (c *Changes) Count() (n int) {
-	for _, word := range c.Changed {
-		n += bits.OnesCount64(word)
+	for _, moves := range c.Moves {
+		n += bits.OnesCount32(moves&0xffff | moves>>16)
 	}
 	return n
+}
+
+// UpdateNoted is [Set.Update], with an undo log if u is not empty, and with sums unless they are nil. It notes which
+// parameters have changed. The bits are the same.
+func (s Set) UpdateNoted(f Format, constants *Constants, c Chunk, u Undo, sums *Sums, changes *Changes) {
+	changes.Old = changes.Old[:0]
+	if f.hasParameter() {
+		s.updateBeside(f, constants, c, u, sums, changes)
+		return
+	}
+	s.updateComparing(f, constants, c, u, sums, changes)
+}
+
+// comparedBlock is the number of elements that are updated and then compared. They and their copy stay in the
+// first-level cache.
+const comparedBlock = 4096
+
+// updateComparing updates a chunk of fp32 parameters block by block, and compares each block with a copy of what it was.
+func (s Set) updateComparing(f Format, constants *Constants, c Chunk, u Undo, sums *Sums, changes *Changes) {
+	var old [comparedBlock]float32
+	n := c.check(f)
+	totals := s.beginSums(f, &c, sums)
+	for first := 0; first < n; first += comparedBlock {
+		part := c.Slice(0, min(first+comparedBlock, n))
+		copy(old[:], part.Master[first:])
+		s.updateFrom(first, f, constants, &part, u, totals.lanes(), nil)
+		totals.add()
+		compareMasters(old[:], part.Master[first:], changes.Moves[first/ChangeGroup:])
+	}
+	totals.end()
+}
+
+// compareMasters notes the numbers that have other bits than before.
+func compareMasters(old, now []float32, moves []uint32) {
+	was, is := view[uint32](bytesOf(old)), view[uint32](bytesOf(now))
+	for len(is) > 0 {
+		n, mask := min(ChangeGroup, len(is)), uint32(0)
+		for i, x := range is[:n] {
+			if x != was[i] {
+				mask |= 1 << i
+			}
+		}
+		moves[0] = mask
+		was, is, moves = was[n:], is[n:], moves[1:]
+	}
+}
+
+// note compares parameters with what they were, beginning at an element that is the first of a group.
+func (c *Changes) note(first int, old, now []uint16) {
+	for len(now) > 0 {
+		n := min(ChangeGroup, len(now))
+		near, lower := uint32(0), uint32(0)
+		for i, word := range now[:n] {
+			if word == old[i] {
+				continue
+			}
+			if by := word - old[i]; by+1 <= 2 {
+				near |= 1 << i
+				lower |= uint32(by>>15) << i
+			} else {
+				lower |= 1 << i
+			}
+		}
+		c.Moves[first/ChangeGroup] = near | lower<<16
+		if lower&^near != 0 {
+			var group [ChangeGroup]uint16
+			copy(group[:], old[:n])
+			c.Old = append(c.Old, group[:]...)
+		}
+		old, now, first = old[n:], now[n:], first+n
+	}
 }
 
 // ParameterBits returns the number that the trainer reads as parameter i, as an integer.

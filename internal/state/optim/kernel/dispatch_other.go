@@ -11,7 +11,7 @@ func hasAVX2() bool       { return false }
 
 // There are no kernels that work in registers: nothing calls these.
 
-func (s Set) update(int, int, Format, *Constants, *Chunk, *byte, *abi.Sums) {
+func (s Set) update(int, int, Format, *Constants, *Chunk, *byte, *abi.Sums, *Changes) {
 	panic("kernel: no " + s.String())
 }
 func (s Set) traffic(int, Format, *Chunk)                    { panic("kernel: no " + s.String()) }
@@ -21,6 +21,3 @@ func (s Set) sumSquares(int, int, Array, *[abi.Parts][abi.Group]float64) {
 }
 func (s Set) sumPairs(int, Array, *[2][abi.Group]float64) { panic("kernel: no " + s.String()) }
 func (s Set) accumulate(int, Array, Array)                { panic("kernel: no " + s.String()) }
-func (s Set) compareWords(int, []uint16, []uint16, []uint64, []uint64, []uint64) bool {
-	panic("kernel: no " + s.String())
-}

@@ -148,9 +148,6 @@ func sumWideSquaresAVX2(n int, prefetching int, gradientKind int, gradient *byte
 func accumulateAVX2(n int, prefetching int, sumKind int, sum *byte, kind int, gradient *byte)
 
 //go:noescape
-func compareWordsAVX2(n int, old *uint16, now *uint16, changed *uint64, lower *uint64, far *uint64) uint32
-
-//go:noescape
 func adamSplitFP32AVX512(a *abi.Arguments)
 
 //go:noescape
@@ -287,9 +284,6 @@ func sumWideSquaresAVX512(n int, prefetching int, gradientKind int, gradient *by
 
 //go:noescape
 func accumulateAVX512(n int, prefetching int, sumKind int, sum *byte, kind int, gradient *byte)
-
-//go:noescape
-func compareWordsAVX512(n int, old *uint16, now *uint16, changed *uint64, lower *uint64, far *uint64) uint32
 
 //go:noescape
 func adamSplitINT8AVX512BF16(a *abi.Arguments)

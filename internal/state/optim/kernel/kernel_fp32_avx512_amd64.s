@@ -4,6 +4,42 @@
 
 #include "textflag.h"
 
+DATA pattern00010001<>+0(SB)/4, $0x00010001
+DATA pattern00010001<>+4(SB)/4, $0x00010001
+DATA pattern00010001<>+8(SB)/4, $0x00010001
+DATA pattern00010001<>+12(SB)/4, $0x00010001
+DATA pattern00010001<>+16(SB)/4, $0x00010001
+DATA pattern00010001<>+20(SB)/4, $0x00010001
+DATA pattern00010001<>+24(SB)/4, $0x00010001
+DATA pattern00010001<>+28(SB)/4, $0x00010001
+DATA pattern00010001<>+32(SB)/4, $0x00010001
+DATA pattern00010001<>+36(SB)/4, $0x00010001
+DATA pattern00010001<>+40(SB)/4, $0x00010001
+DATA pattern00010001<>+44(SB)/4, $0x00010001
+DATA pattern00010001<>+48(SB)/4, $0x00010001
+DATA pattern00010001<>+52(SB)/4, $0x00010001
+DATA pattern00010001<>+56(SB)/4, $0x00010001
+DATA pattern00010001<>+60(SB)/4, $0x00010001
+GLOBL pattern00010001<>(SB), RODATA|NOPTR, $64
+
+DATA patternffffffff<>+0(SB)/4, $0xffffffff
+DATA patternffffffff<>+4(SB)/4, $0xffffffff
+DATA patternffffffff<>+8(SB)/4, $0xffffffff
+DATA patternffffffff<>+12(SB)/4, $0xffffffff
+DATA patternffffffff<>+16(SB)/4, $0xffffffff
+DATA patternffffffff<>+20(SB)/4, $0xffffffff
+DATA patternffffffff<>+24(SB)/4, $0xffffffff
+DATA patternffffffff<>+28(SB)/4, $0xffffffff
+DATA patternffffffff<>+32(SB)/4, $0xffffffff
+DATA patternffffffff<>+36(SB)/4, $0xffffffff
+DATA patternffffffff<>+40(SB)/4, $0xffffffff
+DATA patternffffffff<>+44(SB)/4, $0xffffffff
+DATA patternffffffff<>+48(SB)/4, $0xffffffff
+DATA patternffffffff<>+52(SB)/4, $0xffffffff
+DATA patternffffffff<>+56(SB)/4, $0xffffffff
+DATA patternffffffff<>+60(SB)/4, $0xffffffff
+GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
+
 DATA pattern80000000<>+0(SB)/4, $0x80000000
 DATA pattern80000000<>+4(SB)/4, $0x80000000
 DATA pattern80000000<>+8(SB)/4, $0x80000000
@@ -147,24 +183,6 @@ DATA pattern5f000000<>+52(SB)/4, $0x5f000000
 DATA pattern5f000000<>+56(SB)/4, $0x5f000000
 DATA pattern5f000000<>+60(SB)/4, $0x5f000000
 GLOBL pattern5f000000<>(SB), RODATA|NOPTR, $64
-
-DATA patternffffffff<>+0(SB)/4, $0xffffffff
-DATA patternffffffff<>+4(SB)/4, $0xffffffff
-DATA patternffffffff<>+8(SB)/4, $0xffffffff
-DATA patternffffffff<>+12(SB)/4, $0xffffffff
-DATA patternffffffff<>+16(SB)/4, $0xffffffff
-DATA patternffffffff<>+20(SB)/4, $0xffffffff
-DATA patternffffffff<>+24(SB)/4, $0xffffffff
-DATA patternffffffff<>+28(SB)/4, $0xffffffff
-DATA patternffffffff<>+32(SB)/4, $0xffffffff
-DATA patternffffffff<>+36(SB)/4, $0xffffffff
-DATA patternffffffff<>+40(SB)/4, $0xffffffff
-DATA patternffffffff<>+44(SB)/4, $0xffffffff
-DATA patternffffffff<>+48(SB)/4, $0xffffffff
-DATA patternffffffff<>+52(SB)/4, $0xffffffff
-DATA patternffffffff<>+56(SB)/4, $0xffffffff
-DATA patternffffffff<>+60(SB)/4, $0xffffffff
-GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
 
 DATA pattern3e000000<>+0(SB)/4, $0x3e000000
 DATA pattern3e000000<>+4(SB)/4, $0x3e000000
@@ -491,7 +509,7 @@ DATA pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+60(SB)/4, $0x0000001f
 GLOBL pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>(SB), RODATA|NOPTR, $64
 
 // func adamFP32FP32AVX512(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -515,10 +533,10 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2092
+	JEQ       aligned2534
 	ORQ       $0x04, DI
 
-aligned2092:
+aligned2534:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	MOVQ    a+0(FP), R9
@@ -544,7 +562,7 @@ aligned2092:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	TESTQ   R13, R13
-	JEQ     plain2093
+	JEQ     plain2535
 	VPXORQ  Z14, Z14, Z14
 	VPXORQ  Z15, Z15, Z15
 	VPXORQ  Z16, Z16, Z16
@@ -552,17 +570,17 @@ aligned2092:
 	VPXORQ  Z18, Z18, Z18
 	VPXORQ  Z19, Z19, Z19
 	CMPQ    CX, $0x01
-	JE      fp162096
-	JA      fp322097
+	JE      fp162538
+	JA      fp322539
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check2100
+	JMP     check2542
 
-next2099:
+next2541:
 	TESTQ     AX, AX
-	JEQ       kept2101
+	JEQ       kept2543
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -574,7 +592,7 @@ next2099:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2101:
+kept2543:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -604,7 +622,7 @@ kept2101:
 	VMOVUPS     Z22, (SI)(CX*4)
 	VPADDQ      Z22, Z15, Z15
 	TESTQ       DI, DI
-	JNE         unusual2102
+	JNE         unusual2544
 	VPTESTMD    Z0, Z22, K1
 	VPADDD      Z1, Z22, Z20
 	VCMPPS      $0x03, Z22, Z22, K2
@@ -612,15 +630,43 @@ kept2101:
 	VMOVDQU32   Z3, K2, Z20
 	VPSRLD      $0x10, Z20, Z20
 	VPMOVDW     Z20, Y20
-	VMOVNTDQ    Y20, (BX)(CX*2)
-	JMP         stored2103
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted2546
+	VPSUBW      (BX)(CX*2), Y20, Y22
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPMOVW2M    Y22, K1
+	VPABSW      Y22, Y22
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R13)
+	VPCMPEQW    pattern00010001<>+0(SB), Y22, K1
+	KMOVW       K1, (R13)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU16   (BX)(CX*2), Y22
+	VMOVDQU16   Y22, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual2102:
+noted2546:
+	VMOVNTDQ Y20, (BX)(CX*2)
+	JMP      stored2545
+
+unusual2544:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162105
-	JA        fp322106
+	JE        fp162548
+	JA        fp322549
 	VPTESTMD  Z0, Z22, K1
 	VPADDD    Z1, Z22, Z20
 	VCMPPS    $0x03, Z22, Z22, K2
@@ -628,56 +674,112 @@ unusual2102:
 	VMOVDQU32 Z3, K2, Z20
 	VPSRLD    $0x10, Z20, Z20
 	VPMOVDW   Z20, Y20
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2109
-	VMOVNTDQ  Y20, (BX)(CX*2)
-	JMP       stored2108
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2551
+	VPSUBW    (BX)(CX*2), Y20, Y22
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y22, K1
+	VPABSW    Y22, Y22
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y22, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y22
+	VMOVDQU16 Y22, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2109:
+noted2551:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2553
+	VMOVNTDQ Y20, (BX)(CX*2)
+	JMP      stored2552
+
+ordinary2553:
 	VMOVDQU32 Y20, (BX)(CX*2)
 
-stored2108:
-	JMP done2107
+stored2552:
+	JMP done2550
 
-fp162105:
+fp162548:
 	VPXORD    Y21, Y21, Y21
 	VCVTPS2PH $0x00, Z22, Y21
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2111
-	VMOVNTDQ  Y21, (BX)(CX*2)
-	JMP       stored2110
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2554
+	VPSUBW    (BX)(CX*2), Y21, Y20
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y20, K1
+	VPABSW    Y20, Y20
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y20, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y20
+	VMOVDQU16 Y20, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2111:
+noted2554:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2556
+	VMOVNTDQ Y21, (BX)(CX*2)
+	JMP      stored2555
+
+ordinary2556:
 	VMOVDQU32 Y21, (BX)(CX*2)
 
-stored2110:
-	JMP done2107
+stored2555:
+	JMP done2550
 
-fp322106:
-done2107:
-stored2103:
+fp322549:
+done2550:
+stored2545:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2100:
+check2542:
 	CMPQ CX, R11
-	JB   next2099
+	JB   next2541
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2099
-	JMP  done2098
+	JB   next2541
+	JMP  done2540
 
-fp162096:
+fp162538:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2113
+	JMP  check2558
 
-next2112:
+next2557:
 	TESTQ     AX, AX
-	JEQ       kept2114
+	JEQ       kept2559
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -689,7 +791,7 @@ next2112:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2114:
+kept2559:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -718,7 +820,7 @@ kept2114:
 	VMOVUPS     Z22, (SI)(CX*4)
 	VPADDQ      Z22, Z15, Z15
 	TESTQ       DI, DI
-	JNE         unusual2115
+	JNE         unusual2560
 	VPTESTMD    Z0, Z22, K1
 	VPADDD      Z1, Z22, Z20
 	VCMPPS      $0x03, Z22, Z22, K2
@@ -726,15 +828,43 @@ kept2114:
 	VMOVDQU32   Z3, K2, Z20
 	VPSRLD      $0x10, Z20, Z20
 	VPMOVDW     Z20, Y20
-	VMOVNTDQ    Y20, (BX)(CX*2)
-	JMP         stored2116
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted2562
+	VPSUBW      (BX)(CX*2), Y20, Y22
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPMOVW2M    Y22, K1
+	VPABSW      Y22, Y22
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R13)
+	VPCMPEQW    pattern00010001<>+0(SB), Y22, K1
+	KMOVW       K1, (R13)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU16   (BX)(CX*2), Y22
+	VMOVDQU16   Y22, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual2115:
+noted2562:
+	VMOVNTDQ Y20, (BX)(CX*2)
+	JMP      stored2561
+
+unusual2560:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162118
-	JA        fp322119
+	JE        fp162564
+	JA        fp322565
 	VPTESTMD  Z0, Z22, K1
 	VPADDD    Z1, Z22, Z20
 	VCMPPS    $0x03, Z22, Z22, K2
@@ -742,56 +872,112 @@ unusual2115:
 	VMOVDQU32 Z3, K2, Z20
 	VPSRLD    $0x10, Z20, Z20
 	VPMOVDW   Z20, Y20
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2122
-	VMOVNTDQ  Y20, (BX)(CX*2)
-	JMP       stored2121
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2567
+	VPSUBW    (BX)(CX*2), Y20, Y22
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y22, K1
+	VPABSW    Y22, Y22
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y22, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y22
+	VMOVDQU16 Y22, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2122:
+noted2567:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2569
+	VMOVNTDQ Y20, (BX)(CX*2)
+	JMP      stored2568
+
+ordinary2569:
 	VMOVDQU32 Y20, (BX)(CX*2)
 
-stored2121:
-	JMP done2120
+stored2568:
+	JMP done2566
 
-fp162118:
+fp162564:
 	VPXORD    Y21, Y21, Y21
 	VCVTPS2PH $0x00, Z22, Y21
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2124
-	VMOVNTDQ  Y21, (BX)(CX*2)
-	JMP       stored2123
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2570
+	VPSUBW    (BX)(CX*2), Y21, Y20
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y20, K1
+	VPABSW    Y20, Y20
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y20, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y20
+	VMOVDQU16 Y20, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2124:
+noted2570:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2572
+	VMOVNTDQ Y21, (BX)(CX*2)
+	JMP      stored2571
+
+ordinary2572:
 	VMOVDQU32 Y21, (BX)(CX*2)
 
-stored2123:
-	JMP done2120
+stored2571:
+	JMP done2566
 
-fp322119:
-done2120:
-stored2116:
+fp322565:
+done2566:
+stored2561:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2113:
+check2558:
 	CMPQ CX, R11
-	JB   next2112
+	JB   next2557
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2112
-	JMP  done2098
+	JB   next2557
+	JMP  done2540
 
-fp322097:
+fp322539:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2126
+	JMP  check2574
 
-next2125:
+next2573:
 	TESTQ     AX, AX
-	JEQ       kept2127
+	JEQ       kept2575
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -803,7 +989,7 @@ next2125:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2127:
+kept2575:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -832,7 +1018,7 @@ kept2127:
 	VMOVUPS     Z22, (SI)(CX*4)
 	VPADDQ      Z22, Z15, Z15
 	TESTQ       DI, DI
-	JNE         unusual2128
+	JNE         unusual2576
 	VPTESTMD    Z0, Z22, K1
 	VPADDD      Z1, Z22, Z20
 	VCMPPS      $0x03, Z22, Z22, K2
@@ -840,15 +1026,43 @@ kept2127:
 	VMOVDQU32   Z3, K2, Z20
 	VPSRLD      $0x10, Z20, Z20
 	VPMOVDW     Z20, Y20
-	VMOVNTDQ    Y20, (BX)(CX*2)
-	JMP         stored2129
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted2578
+	VPSUBW      (BX)(CX*2), Y20, Y22
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPMOVW2M    Y22, K1
+	VPABSW      Y22, Y22
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R13)
+	VPCMPEQW    pattern00010001<>+0(SB), Y22, K1
+	KMOVW       K1, (R13)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU16   (BX)(CX*2), Y22
+	VMOVDQU16   Y22, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual2128:
+noted2578:
+	VMOVNTDQ Y20, (BX)(CX*2)
+	JMP      stored2577
+
+unusual2576:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162131
-	JA        fp322132
+	JE        fp162580
+	JA        fp322581
 	VPTESTMD  Z0, Z22, K1
 	VPADDD    Z1, Z22, Z20
 	VCMPPS    $0x03, Z22, Z22, K2
@@ -856,46 +1070,102 @@ unusual2128:
 	VMOVDQU32 Z3, K2, Z20
 	VPSRLD    $0x10, Z20, Z20
 	VPMOVDW   Z20, Y20
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2135
-	VMOVNTDQ  Y20, (BX)(CX*2)
-	JMP       stored2134
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2583
+	VPSUBW    (BX)(CX*2), Y20, Y22
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y22, K1
+	VPABSW    Y22, Y22
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y22, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y22
+	VMOVDQU16 Y22, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2135:
+noted2583:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2585
+	VMOVNTDQ Y20, (BX)(CX*2)
+	JMP      stored2584
+
+ordinary2585:
 	VMOVDQU32 Y20, (BX)(CX*2)
 
-stored2134:
-	JMP done2133
+stored2584:
+	JMP done2582
 
-fp162131:
+fp162580:
 	VPXORD    Y21, Y21, Y21
 	VCVTPS2PH $0x00, Z22, Y21
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2137
-	VMOVNTDQ  Y21, (BX)(CX*2)
-	JMP       stored2136
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2586
+	VPSUBW    (BX)(CX*2), Y21, Y20
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y20, K1
+	VPABSW    Y20, Y20
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y20, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y20
+	VMOVDQU16 Y20, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2137:
+noted2586:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2588
+	VMOVNTDQ Y21, (BX)(CX*2)
+	JMP      stored2587
+
+ordinary2588:
 	VMOVDQU32 Y21, (BX)(CX*2)
 
-stored2136:
-	JMP done2133
+stored2587:
+	JMP done2582
 
-fp322132:
-done2133:
-stored2129:
+fp322581:
+done2582:
+stored2577:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2126:
+check2574:
 	CMPQ CX, R11
-	JB   next2125
+	JB   next2573
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2125
+	JB   next2573
 
-done2098:
+done2540:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z14, (AX)
@@ -904,21 +1174,21 @@ done2098:
 	VMOVDQU32 Z17, 320(AX)
 	VMOVDQU32 Z18, 384(AX)
 	VMOVDQU32 Z19, 448(AX)
-	JMP       updated2094
+	JMP       updated2536
 
-plain2093:
+plain2535:
 	CMPQ CX, $0x01
-	JE   fp162139
-	JA   fp322140
+	JE   fp162590
+	JA   fp322591
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2143
+	JMP  check2594
 
-next2142:
+next2593:
 	TESTQ     AX, AX
-	JEQ       kept2144
+	JEQ       kept2595
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -930,7 +1200,7 @@ next2142:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2144:
+kept2595:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -954,7 +1224,7 @@ kept2144:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2145
+	JNE         unusual2596
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -962,15 +1232,43 @@ kept2144:
 	VMOVDQU32   Z3, K2, Z14
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
-	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored2146
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted2598
+	VPSUBW      (BX)(CX*2), Y14, Y16
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R13)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R13)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU16   (BX)(CX*2), Y16
+	VMOVDQU16   Y16, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual2145:
+noted2598:
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2597
+
+unusual2596:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162148
-	JA        fp322149
+	JE        fp162600
+	JA        fp322601
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -978,56 +1276,112 @@ unusual2145:
 	VMOVDQU32 Z3, K2, Z14
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2152
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored2151
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2603
+	VPSUBW    (BX)(CX*2), Y14, Y16
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2152:
+noted2603:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2605
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2604
+
+ordinary2605:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored2151:
-	JMP done2150
+stored2604:
+	JMP done2602
 
-fp162148:
+fp162600:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2154
-	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored2153
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2606
+	VPSUBW    (BX)(CX*2), Y15, Y14
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2154:
+noted2606:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2608
+	VMOVNTDQ Y15, (BX)(CX*2)
+	JMP      stored2607
+
+ordinary2608:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored2153:
-	JMP done2150
+stored2607:
+	JMP done2602
 
-fp322149:
-done2150:
-stored2146:
+fp322601:
+done2602:
+stored2597:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2143:
+check2594:
 	CMPQ CX, R11
-	JB   next2142
+	JB   next2593
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2142
-	JMP  done2141
+	JB   next2593
+	JMP  done2592
 
-fp162139:
+fp162590:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2156
+	JMP  check2610
 
-next2155:
+next2609:
 	TESTQ     AX, AX
-	JEQ       kept2157
+	JEQ       kept2611
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -1039,7 +1393,7 @@ next2155:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2157:
+kept2611:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -1062,7 +1416,7 @@ kept2157:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2158
+	JNE         unusual2612
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -1070,15 +1424,43 @@ kept2157:
 	VMOVDQU32   Z3, K2, Z14
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
-	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored2159
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted2614
+	VPSUBW      (BX)(CX*2), Y14, Y16
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R13)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R13)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU16   (BX)(CX*2), Y16
+	VMOVDQU16   Y16, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual2158:
+noted2614:
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2613
+
+unusual2612:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162161
-	JA        fp322162
+	JE        fp162616
+	JA        fp322617
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -1086,56 +1468,112 @@ unusual2158:
 	VMOVDQU32 Z3, K2, Z14
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2165
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored2164
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2619
+	VPSUBW    (BX)(CX*2), Y14, Y16
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2165:
+noted2619:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2621
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2620
+
+ordinary2621:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored2164:
-	JMP done2163
+stored2620:
+	JMP done2618
 
-fp162161:
+fp162616:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2167
-	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored2166
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2622
+	VPSUBW    (BX)(CX*2), Y15, Y14
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2167:
+noted2622:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2624
+	VMOVNTDQ Y15, (BX)(CX*2)
+	JMP      stored2623
+
+ordinary2624:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored2166:
-	JMP done2163
+stored2623:
+	JMP done2618
 
-fp322162:
-done2163:
-stored2159:
+fp322617:
+done2618:
+stored2613:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2156:
+check2610:
 	CMPQ CX, R11
-	JB   next2155
+	JB   next2609
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2155
-	JMP  done2141
+	JB   next2609
+	JMP  done2592
 
-fp322140:
+fp322591:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2169
+	JMP  check2626
 
-next2168:
+next2625:
 	TESTQ     AX, AX
-	JEQ       kept2170
+	JEQ       kept2627
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -1147,7 +1585,7 @@ next2168:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2170:
+kept2627:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -1170,7 +1608,7 @@ kept2170:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2171
+	JNE         unusual2628
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -1178,15 +1616,43 @@ kept2170:
 	VMOVDQU32   Z3, K2, Z14
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
-	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored2172
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted2630
+	VPSUBW      (BX)(CX*2), Y14, Y16
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R13)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R13)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU16   (BX)(CX*2), Y16
+	VMOVDQU16   Y16, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual2171:
+noted2630:
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2629
+
+unusual2628:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162174
-	JA        fp322175
+	JE        fp162632
+	JA        fp322633
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -1194,54 +1660,110 @@ unusual2171:
 	VMOVDQU32 Z3, K2, Z14
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2178
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored2177
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2635
+	VPSUBW    (BX)(CX*2), Y14, Y16
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2178:
+noted2635:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2637
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2636
+
+ordinary2637:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored2177:
-	JMP done2176
+stored2636:
+	JMP done2634
 
-fp162174:
+fp162632:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2180
-	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored2179
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2638
+	VPSUBW    (BX)(CX*2), Y15, Y14
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2180:
+noted2638:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2640
+	VMOVNTDQ Y15, (BX)(CX*2)
+	JMP      stored2639
+
+ordinary2640:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored2179:
-	JMP done2176
+stored2639:
+	JMP done2634
 
-fp322175:
-done2176:
-stored2172:
+fp322633:
+done2634:
+stored2629:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2169:
+check2626:
 	CMPQ CX, R11
-	JB   next2168
+	JB   next2625
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2168
+	JB   next2625
 
-done2141:
-updated2094:
+done2592:
+updated2536:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func lionFP32FP32AVX512(a *Arguments)
-// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -1265,10 +1787,10 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2181
+	JEQ       aligned2641
 	ORQ       $0x04, DI
 
-aligned2181:
+aligned2641:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z4
@@ -1290,23 +1812,23 @@ aligned2181:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain2182
+	JEQ     plain2642
 	VPXORQ  Z12, Z12, Z12
 	VPXORQ  Z13, Z13, Z13
 	VPXORQ  Z14, Z14, Z14
 	VPXORQ  Z15, Z15, Z15
 	CMPQ    CX, $0x01
-	JE      fp162185
-	JA      fp322186
+	JE      fp162645
+	JA      fp322646
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2189
+	JMP     check2649
 
-next2188:
+next2648:
 	TESTQ     AX, AX
-	JEQ       kept2190
+	JEQ       kept2650
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -1316,7 +1838,7 @@ next2188:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2190:
+kept2650:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -1345,7 +1867,7 @@ kept2190:
 	VMOVUPS     Z19, (SI)(CX*4)
 	VPADDQ      Z19, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2191
+	JNE         unusual2651
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z16
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -1353,15 +1875,43 @@ kept2190:
 	VMOVDQU32   Z3, K2, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2192
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2653
+	VPSUBW      (BX)(CX*2), Y16, Y19
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y19, K1
+	VPABSW      Y19, Y19
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y19, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y19
+	VMOVDQU16   Y19, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2191:
+noted2653:
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2652
+
+unusual2651:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162194
-	JA        fp322195
+	JE        fp162655
+	JA        fp322656
 	VPTESTMD  Z0, Z19, K1
 	VPADDD    Z1, Z19, Z16
 	VCMPPS    $0x03, Z19, Z19, K2
@@ -1369,56 +1919,112 @@ unusual2191:
 	VMOVDQU32 Z3, K2, Z16
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2198
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2197
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2658
+	VPSUBW    (BX)(CX*2), Y16, Y19
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y19, K1
+	VPABSW    Y19, Y19
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y19, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y19
+	VMOVDQU16 Y19, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2198:
+noted2658:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2660
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2659
+
+ordinary2660:
 	VMOVDQU32 Y16, (BX)(CX*2)
 
-stored2197:
-	JMP done2196
+stored2659:
+	JMP done2657
 
-fp162194:
+fp162655:
 	VPXORD    Y18, Y18, Y18
 	VCVTPS2PH $0x00, Z19, Y18
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2200
-	VMOVNTDQ  Y18, (BX)(CX*2)
-	JMP       stored2199
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2661
+	VPSUBW    (BX)(CX*2), Y18, Y16
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2200:
+noted2661:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2663
+	VMOVNTDQ Y18, (BX)(CX*2)
+	JMP      stored2662
+
+ordinary2663:
 	VMOVDQU32 Y18, (BX)(CX*2)
 
-stored2199:
-	JMP done2196
+stored2662:
+	JMP done2657
 
-fp322195:
-done2196:
-stored2192:
+fp322656:
+done2657:
+stored2652:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2189:
+check2649:
 	CMPQ CX, R10
-	JB   next2188
+	JB   next2648
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2188
-	JMP  done2187
+	JB   next2648
+	JMP  done2647
 
-fp162185:
+fp162645:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2202
+	JMP  check2665
 
-next2201:
+next2664:
 	TESTQ     AX, AX
-	JEQ       kept2203
+	JEQ       kept2666
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -1428,7 +2034,7 @@ next2201:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2203:
+kept2666:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -1456,7 +2062,7 @@ kept2203:
 	VMOVUPS     Z19, (SI)(CX*4)
 	VPADDQ      Z19, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2204
+	JNE         unusual2667
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z16
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -1464,15 +2070,43 @@ kept2203:
 	VMOVDQU32   Z3, K2, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2205
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2669
+	VPSUBW      (BX)(CX*2), Y16, Y19
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y19, K1
+	VPABSW      Y19, Y19
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y19, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y19
+	VMOVDQU16   Y19, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2204:
+noted2669:
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2668
+
+unusual2667:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162207
-	JA        fp322208
+	JE        fp162671
+	JA        fp322672
 	VPTESTMD  Z0, Z19, K1
 	VPADDD    Z1, Z19, Z16
 	VCMPPS    $0x03, Z19, Z19, K2
@@ -1480,56 +2114,112 @@ unusual2204:
 	VMOVDQU32 Z3, K2, Z16
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2211
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2210
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2674
+	VPSUBW    (BX)(CX*2), Y16, Y19
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y19, K1
+	VPABSW    Y19, Y19
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y19, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y19
+	VMOVDQU16 Y19, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2211:
+noted2674:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2676
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2675
+
+ordinary2676:
 	VMOVDQU32 Y16, (BX)(CX*2)
 
-stored2210:
-	JMP done2209
+stored2675:
+	JMP done2673
 
-fp162207:
+fp162671:
 	VPXORD    Y18, Y18, Y18
 	VCVTPS2PH $0x00, Z19, Y18
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2213
-	VMOVNTDQ  Y18, (BX)(CX*2)
-	JMP       stored2212
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2677
+	VPSUBW    (BX)(CX*2), Y18, Y16
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2213:
+noted2677:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2679
+	VMOVNTDQ Y18, (BX)(CX*2)
+	JMP      stored2678
+
+ordinary2679:
 	VMOVDQU32 Y18, (BX)(CX*2)
 
-stored2212:
-	JMP done2209
+stored2678:
+	JMP done2673
 
-fp322208:
-done2209:
-stored2205:
+fp322672:
+done2673:
+stored2668:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2202:
+check2665:
 	CMPQ CX, R10
-	JB   next2201
+	JB   next2664
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2201
-	JMP  done2187
+	JB   next2664
+	JMP  done2647
 
-fp322186:
+fp322646:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2215
+	JMP  check2681
 
-next2214:
+next2680:
 	TESTQ     AX, AX
-	JEQ       kept2216
+	JEQ       kept2682
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -1539,7 +2229,7 @@ next2214:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2216:
+kept2682:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -1567,7 +2257,7 @@ kept2216:
 	VMOVUPS     Z19, (SI)(CX*4)
 	VPADDQ      Z19, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2217
+	JNE         unusual2683
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z16
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -1575,15 +2265,43 @@ kept2216:
 	VMOVDQU32   Z3, K2, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2218
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2685
+	VPSUBW      (BX)(CX*2), Y16, Y19
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y19, K1
+	VPABSW      Y19, Y19
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y19, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y19
+	VMOVDQU16   Y19, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2217:
+noted2685:
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2684
+
+unusual2683:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162220
-	JA        fp322221
+	JE        fp162687
+	JA        fp322688
 	VPTESTMD  Z0, Z19, K1
 	VPADDD    Z1, Z19, Z16
 	VCMPPS    $0x03, Z19, Z19, K2
@@ -1591,67 +2309,123 @@ unusual2217:
 	VMOVDQU32 Z3, K2, Z16
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2224
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2223
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2690
+	VPSUBW    (BX)(CX*2), Y16, Y19
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y19, K1
+	VPABSW    Y19, Y19
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y19, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y19
+	VMOVDQU16 Y19, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2224:
+noted2690:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2692
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2691
+
+ordinary2692:
 	VMOVDQU32 Y16, (BX)(CX*2)
 
-stored2223:
-	JMP done2222
+stored2691:
+	JMP done2689
 
-fp162220:
+fp162687:
 	VPXORD    Y18, Y18, Y18
 	VCVTPS2PH $0x00, Z19, Y18
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2226
-	VMOVNTDQ  Y18, (BX)(CX*2)
-	JMP       stored2225
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2693
+	VPSUBW    (BX)(CX*2), Y18, Y16
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2226:
+noted2693:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2695
+	VMOVNTDQ Y18, (BX)(CX*2)
+	JMP      stored2694
+
+ordinary2695:
 	VMOVDQU32 Y18, (BX)(CX*2)
 
-stored2225:
-	JMP done2222
+stored2694:
+	JMP done2689
 
-fp322221:
-done2222:
-stored2218:
+fp322688:
+done2689:
+stored2684:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2215:
+check2681:
 	CMPQ CX, R10
-	JB   next2214
+	JB   next2680
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2214
+	JB   next2680
 
-done2187:
+done2647:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z12, (AX)
 	VMOVDQU32 Z13, 64(AX)
 	VMOVDQU32 Z14, 256(AX)
 	VMOVDQU32 Z15, 320(AX)
-	JMP       updated2183
+	JMP       updated2643
 
-plain2182:
+plain2642:
 	CMPQ CX, $0x01
-	JE   fp162228
-	JA   fp322229
+	JE   fp162697
+	JA   fp322698
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2232
+	JMP  check2701
 
-next2231:
+next2700:
 	TESTQ     AX, AX
-	JEQ       kept2233
+	JEQ       kept2702
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1661,7 +2435,7 @@ next2231:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2233:
+kept2702:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1686,7 +2460,7 @@ kept2233:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2234
+	JNE         unusual2703
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -1694,15 +2468,43 @@ kept2233:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2235
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2705
+	VPSUBW      (BX)(CX*2), Y12, Y15
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y15, K1
+	VPABSW      Y15, Y15
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y15, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y15
+	VMOVDQU16   Y15, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2234:
+noted2705:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2704
+
+unusual2703:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162237
-	JA        fp322238
+	JE        fp162707
+	JA        fp322708
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -1710,56 +2512,112 @@ unusual2234:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2241
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2240
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2710
+	VPSUBW    (BX)(CX*2), Y12, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2241:
+noted2710:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2712
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2711
+
+ordinary2712:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2240:
-	JMP done2239
+stored2711:
+	JMP done2709
 
-fp162237:
+fp162707:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2243
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored2242
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2713
+	VPSUBW    (BX)(CX*2), Y14, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2243:
+noted2713:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2715
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2714
+
+ordinary2715:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored2242:
-	JMP done2239
+stored2714:
+	JMP done2709
 
-fp322238:
-done2239:
-stored2235:
+fp322708:
+done2709:
+stored2704:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2232:
+check2701:
 	CMPQ CX, R10
-	JB   next2231
+	JB   next2700
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2231
-	JMP  done2230
+	JB   next2700
+	JMP  done2699
 
-fp162228:
+fp162697:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2245
+	JMP  check2717
 
-next2244:
+next2716:
 	TESTQ     AX, AX
-	JEQ       kept2246
+	JEQ       kept2718
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1769,7 +2627,7 @@ next2244:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2246:
+kept2718:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1793,7 +2651,7 @@ kept2246:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2247
+	JNE         unusual2719
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -1801,15 +2659,43 @@ kept2246:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2248
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2721
+	VPSUBW      (BX)(CX*2), Y12, Y15
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y15, K1
+	VPABSW      Y15, Y15
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y15, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y15
+	VMOVDQU16   Y15, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2247:
+noted2721:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2720
+
+unusual2719:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162250
-	JA        fp322251
+	JE        fp162723
+	JA        fp322724
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -1817,56 +2703,112 @@ unusual2247:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2254
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2253
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2726
+	VPSUBW    (BX)(CX*2), Y12, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2254:
+noted2726:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2728
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2727
+
+ordinary2728:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2253:
-	JMP done2252
+stored2727:
+	JMP done2725
 
-fp162250:
+fp162723:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2256
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored2255
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2729
+	VPSUBW    (BX)(CX*2), Y14, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2256:
+noted2729:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2731
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2730
+
+ordinary2731:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored2255:
-	JMP done2252
+stored2730:
+	JMP done2725
 
-fp322251:
-done2252:
-stored2248:
+fp322724:
+done2725:
+stored2720:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2245:
+check2717:
 	CMPQ CX, R10
-	JB   next2244
+	JB   next2716
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2244
-	JMP  done2230
+	JB   next2716
+	JMP  done2699
 
-fp322229:
+fp322698:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2258
+	JMP  check2733
 
-next2257:
+next2732:
 	TESTQ     AX, AX
-	JEQ       kept2259
+	JEQ       kept2734
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1876,7 +2818,7 @@ next2257:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2259:
+kept2734:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -1900,7 +2842,7 @@ kept2259:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2260
+	JNE         unusual2735
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -1908,15 +2850,43 @@ kept2259:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2261
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2737
+	VPSUBW      (BX)(CX*2), Y12, Y15
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y15, K1
+	VPABSW      Y15, Y15
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y15, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y15
+	VMOVDQU16   Y15, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2260:
+noted2737:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2736
+
+unusual2735:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162263
-	JA        fp322264
+	JE        fp162739
+	JA        fp322740
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -1924,54 +2894,110 @@ unusual2260:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2267
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2266
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2742
+	VPSUBW    (BX)(CX*2), Y12, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2267:
+noted2742:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2744
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2743
+
+ordinary2744:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2266:
-	JMP done2265
+stored2743:
+	JMP done2741
 
-fp162263:
+fp162739:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2269
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored2268
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2745
+	VPSUBW    (BX)(CX*2), Y14, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2269:
+noted2745:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2747
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2746
+
+ordinary2747:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored2268:
-	JMP done2265
+stored2746:
+	JMP done2741
 
-fp322264:
-done2265:
-stored2261:
+fp322740:
+done2741:
+stored2736:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2258:
+check2733:
 	CMPQ CX, R10
-	JB   next2257
+	JB   next2732
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2257
+	JB   next2732
 
-done2230:
-updated2183:
+done2699:
+updated2643:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adagradFP32FP32AVX512(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -1995,10 +3021,10 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2270
+	JEQ       aligned2748
 	ORQ       $0x04, DI
 
-aligned2270:
+aligned2748:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 448(AX), Z4
@@ -2016,23 +3042,23 @@ aligned2270:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain2271
+	JEQ     plain2749
 	VPXORQ  Z8, Z8, Z8
 	VPXORQ  Z9, Z9, Z9
 	VPXORQ  Z10, Z10, Z10
 	VPXORQ  Z11, Z11, Z11
 	CMPQ    CX, $0x01
-	JE      fp162274
-	JA      fp322275
+	JE      fp162752
+	JA      fp322753
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2278
+	JMP     check2756
 
-next2277:
+next2755:
 	TESTQ     AX, AX
-	JEQ       kept2279
+	JEQ       kept2757
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -2042,7 +3068,7 @@ next2277:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2279:
+kept2757:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z8, Z8
@@ -2064,7 +3090,7 @@ kept2279:
 	VMOVUPS     Z14, (SI)(CX*4)
 	VPADDQ      Z14, Z9, Z9
 	TESTQ       DI, DI
-	JNE         unusual2280
+	JNE         unusual2758
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -2072,15 +3098,43 @@ kept2279:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2281
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2760
+	VPSUBW      (BX)(CX*2), Y12, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2280:
+noted2760:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2759
+
+unusual2758:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162283
-	JA        fp322284
+	JE        fp162762
+	JA        fp322763
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -2088,56 +3142,112 @@ unusual2280:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2287
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2286
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2765
+	VPSUBW    (BX)(CX*2), Y12, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2287:
+noted2765:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2767
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2766
+
+ordinary2767:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2286:
-	JMP done2285
+stored2766:
+	JMP done2764
 
-fp162283:
+fp162762:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2289
-	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored2288
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2768
+	VPSUBW    (BX)(CX*2), Y13, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2289:
+noted2768:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2770
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored2769
+
+ordinary2770:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored2288:
-	JMP done2285
+stored2769:
+	JMP done2764
 
-fp322284:
-done2285:
-stored2281:
+fp322763:
+done2764:
+stored2759:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2278:
+check2756:
 	CMPQ CX, R10
-	JB   next2277
+	JB   next2755
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2277
-	JMP  done2276
+	JB   next2755
+	JMP  done2754
 
-fp162274:
+fp162752:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2291
+	JMP  check2772
 
-next2290:
+next2771:
 	TESTQ     AX, AX
-	JEQ       kept2292
+	JEQ       kept2773
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -2147,7 +3257,7 @@ next2290:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2292:
+kept2773:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z8, Z8
@@ -2168,7 +3278,7 @@ kept2292:
 	VMOVUPS     Z14, (SI)(CX*4)
 	VPADDQ      Z14, Z9, Z9
 	TESTQ       DI, DI
-	JNE         unusual2293
+	JNE         unusual2774
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -2176,15 +3286,43 @@ kept2292:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2294
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2776
+	VPSUBW      (BX)(CX*2), Y12, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2293:
+noted2776:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2775
+
+unusual2774:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162296
-	JA        fp322297
+	JE        fp162778
+	JA        fp322779
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -2192,56 +3330,112 @@ unusual2293:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2300
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2299
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2781
+	VPSUBW    (BX)(CX*2), Y12, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2300:
+noted2781:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2783
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2782
+
+ordinary2783:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2299:
-	JMP done2298
+stored2782:
+	JMP done2780
 
-fp162296:
+fp162778:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2302
-	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored2301
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2784
+	VPSUBW    (BX)(CX*2), Y13, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2302:
+noted2784:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2786
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored2785
+
+ordinary2786:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored2301:
-	JMP done2298
+stored2785:
+	JMP done2780
 
-fp322297:
-done2298:
-stored2294:
+fp322779:
+done2780:
+stored2775:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2291:
+check2772:
 	CMPQ CX, R10
-	JB   next2290
+	JB   next2771
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2290
-	JMP  done2276
+	JB   next2771
+	JMP  done2754
 
-fp322275:
+fp322753:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2304
+	JMP  check2788
 
-next2303:
+next2787:
 	TESTQ     AX, AX
-	JEQ       kept2305
+	JEQ       kept2789
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -2251,7 +3445,7 @@ next2303:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2305:
+kept2789:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z8, Z8
@@ -2272,7 +3466,7 @@ kept2305:
 	VMOVUPS     Z14, (SI)(CX*4)
 	VPADDQ      Z14, Z9, Z9
 	TESTQ       DI, DI
-	JNE         unusual2306
+	JNE         unusual2790
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -2280,15 +3474,43 @@ kept2305:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2307
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2792
+	VPSUBW      (BX)(CX*2), Y12, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2306:
+noted2792:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2791
+
+unusual2790:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162309
-	JA        fp322310
+	JE        fp162794
+	JA        fp322795
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -2296,67 +3518,123 @@ unusual2306:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2313
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2312
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2797
+	VPSUBW    (BX)(CX*2), Y12, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2313:
+noted2797:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2799
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2798
+
+ordinary2799:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2312:
-	JMP done2311
+stored2798:
+	JMP done2796
 
-fp162309:
+fp162794:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2315
-	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored2314
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2800
+	VPSUBW    (BX)(CX*2), Y13, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2315:
+noted2800:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2802
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored2801
+
+ordinary2802:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored2314:
-	JMP done2311
+stored2801:
+	JMP done2796
 
-fp322310:
-done2311:
-stored2307:
+fp322795:
+done2796:
+stored2791:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2304:
+check2788:
 	CMPQ CX, R10
-	JB   next2303
+	JB   next2787
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2303
+	JB   next2787
 
-done2276:
+done2754:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z8, (AX)
 	VMOVDQU32 Z9, 64(AX)
 	VMOVDQU32 Z10, 256(AX)
 	VMOVDQU32 Z11, 320(AX)
-	JMP       updated2272
+	JMP       updated2750
 
-plain2271:
+plain2749:
 	CMPQ CX, $0x01
-	JE   fp162317
-	JA   fp322318
+	JE   fp162804
+	JA   fp322805
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2321
+	JMP  check2808
 
-next2320:
+next2807:
 	TESTQ     AX, AX
-	JEQ       kept2322
+	JEQ       kept2809
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -2366,7 +3644,7 @@ next2320:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2322:
+kept2809:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -2384,7 +3662,7 @@ kept2322:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2323
+	JNE         unusual2810
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -2392,15 +3670,43 @@ kept2322:
 	VMOVDQU32   Z3, K2, Z8
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored2324
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2812
+	VPSUBW      (BX)(CX*2), Y8, Y10
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y10, K1
+	VPABSW      Y10, Y10
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y10, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y10
+	VMOVDQU16   Y10, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2323:
+noted2812:
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored2811
+
+unusual2810:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162326
-	JA        fp322327
+	JE        fp162814
+	JA        fp322815
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -2408,56 +3714,112 @@ unusual2323:
 	VMOVDQU32 Z3, K2, Z8
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2330
-	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored2329
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2817
+	VPSUBW    (BX)(CX*2), Y8, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2330:
+noted2817:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2819
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored2818
+
+ordinary2819:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored2329:
-	JMP done2328
+stored2818:
+	JMP done2816
 
-fp162326:
+fp162814:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2332
-	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored2331
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2820
+	VPSUBW    (BX)(CX*2), Y9, Y8
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y8, K1
+	VPABSW    Y8, Y8
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y8, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y8
+	VMOVDQU16 Y8, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2332:
+noted2820:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2822
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored2821
+
+ordinary2822:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored2331:
-	JMP done2328
+stored2821:
+	JMP done2816
 
-fp322327:
-done2328:
-stored2324:
+fp322815:
+done2816:
+stored2811:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2321:
+check2808:
 	CMPQ CX, R10
-	JB   next2320
+	JB   next2807
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2320
-	JMP  done2319
+	JB   next2807
+	JMP  done2806
 
-fp162317:
+fp162804:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2334
+	JMP  check2824
 
-next2333:
+next2823:
 	TESTQ     AX, AX
-	JEQ       kept2335
+	JEQ       kept2825
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -2467,7 +3829,7 @@ next2333:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2335:
+kept2825:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -2484,7 +3846,7 @@ kept2335:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2336
+	JNE         unusual2826
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -2492,15 +3854,43 @@ kept2335:
 	VMOVDQU32   Z3, K2, Z8
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored2337
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2828
+	VPSUBW      (BX)(CX*2), Y8, Y10
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y10, K1
+	VPABSW      Y10, Y10
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y10, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y10
+	VMOVDQU16   Y10, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2336:
+noted2828:
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored2827
+
+unusual2826:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162339
-	JA        fp322340
+	JE        fp162830
+	JA        fp322831
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -2508,56 +3898,112 @@ unusual2336:
 	VMOVDQU32 Z3, K2, Z8
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2343
-	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored2342
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2833
+	VPSUBW    (BX)(CX*2), Y8, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2343:
+noted2833:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2835
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored2834
+
+ordinary2835:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored2342:
-	JMP done2341
+stored2834:
+	JMP done2832
 
-fp162339:
+fp162830:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2345
-	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored2344
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2836
+	VPSUBW    (BX)(CX*2), Y9, Y8
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y8, K1
+	VPABSW    Y8, Y8
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y8, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y8
+	VMOVDQU16 Y8, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2345:
+noted2836:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2838
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored2837
+
+ordinary2838:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored2344:
-	JMP done2341
+stored2837:
+	JMP done2832
 
-fp322340:
-done2341:
-stored2337:
+fp322831:
+done2832:
+stored2827:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2334:
+check2824:
 	CMPQ CX, R10
-	JB   next2333
+	JB   next2823
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2333
-	JMP  done2319
+	JB   next2823
+	JMP  done2806
 
-fp322318:
+fp322805:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2347
+	JMP  check2840
 
-next2346:
+next2839:
 	TESTQ     AX, AX
-	JEQ       kept2348
+	JEQ       kept2841
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -2567,7 +4013,7 @@ next2346:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2348:
+kept2841:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -2584,7 +4030,7 @@ kept2348:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2349
+	JNE         unusual2842
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -2592,15 +4038,43 @@ kept2348:
 	VMOVDQU32   Z3, K2, Z8
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored2350
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2844
+	VPSUBW      (BX)(CX*2), Y8, Y10
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y10, K1
+	VPABSW      Y10, Y10
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y10, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y10
+	VMOVDQU16   Y10, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2349:
+noted2844:
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored2843
+
+unusual2842:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162352
-	JA        fp322353
+	JE        fp162846
+	JA        fp322847
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -2608,54 +4082,110 @@ unusual2349:
 	VMOVDQU32 Z3, K2, Z8
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2356
-	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored2355
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2849
+	VPSUBW    (BX)(CX*2), Y8, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2356:
+noted2849:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2851
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored2850
+
+ordinary2851:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored2355:
-	JMP done2354
+stored2850:
+	JMP done2848
 
-fp162352:
+fp162846:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2358
-	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored2357
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2852
+	VPSUBW    (BX)(CX*2), Y9, Y8
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y8, K1
+	VPABSW    Y8, Y8
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y8, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y8
+	VMOVDQU16 Y8, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2358:
+noted2852:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2854
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored2853
+
+ordinary2854:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored2357:
-	JMP done2354
+stored2853:
+	JMP done2848
 
-fp322353:
-done2354:
-stored2350:
+fp322847:
+done2848:
+stored2843:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2347:
+check2840:
 	CMPQ CX, R10
-	JB   next2346
+	JB   next2839
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2346
+	JB   next2839
 
-done2319:
-updated2272:
+done2806:
+updated2750:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func sgdFP32FP32AVX512(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -2679,10 +4209,10 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2359
+	JEQ       aligned2855
 	ORQ       $0x04, DI
 
-aligned2359:
+aligned2855:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z4
@@ -2704,23 +4234,23 @@ aligned2359:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain2360
+	JEQ     plain2856
 	VPXORQ  Z12, Z12, Z12
 	VPXORQ  Z13, Z13, Z13
 	VPXORQ  Z14, Z14, Z14
 	VPXORQ  Z15, Z15, Z15
 	CMPQ    CX, $0x01
-	JE      fp162363
-	JA      fp322364
+	JE      fp162859
+	JA      fp322860
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2367
+	JMP     check2863
 
-next2366:
+next2862:
 	TESTQ     AX, AX
-	JEQ       kept2368
+	JEQ       kept2864
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -2730,7 +4260,7 @@ next2366:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2368:
+kept2864:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -2752,7 +4282,7 @@ kept2368:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VPADDQ      Z18, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2369
+	JNE         unusual2865
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z16
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -2760,15 +4290,43 @@ kept2368:
 	VMOVDQU32   Z3, K2, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2370
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2867
+	VPSUBW      (BX)(CX*2), Y16, Y18
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y18, K1
+	VPABSW      Y18, Y18
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y18, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y18
+	VMOVDQU16   Y18, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2369:
+noted2867:
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2866
+
+unusual2865:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162372
-	JA        fp322373
+	JE        fp162869
+	JA        fp322870
 	VPTESTMD  Z0, Z18, K1
 	VPADDD    Z1, Z18, Z16
 	VCMPPS    $0x03, Z18, Z18, K2
@@ -2776,56 +4334,112 @@ unusual2369:
 	VMOVDQU32 Z3, K2, Z16
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2376
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2375
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2872
+	VPSUBW    (BX)(CX*2), Y16, Y18
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2376:
+noted2872:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2874
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2873
+
+ordinary2874:
 	VMOVDQU32 Y16, (BX)(CX*2)
 
-stored2375:
-	JMP done2374
+stored2873:
+	JMP done2871
 
-fp162372:
+fp162869:
 	VPXORD    Y17, Y17, Y17
 	VCVTPS2PH $0x00, Z18, Y17
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2378
-	VMOVNTDQ  Y17, (BX)(CX*2)
-	JMP       stored2377
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2875
+	VPSUBW    (BX)(CX*2), Y17, Y16
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2378:
+noted2875:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2877
+	VMOVNTDQ Y17, (BX)(CX*2)
+	JMP      stored2876
+
+ordinary2877:
 	VMOVDQU32 Y17, (BX)(CX*2)
 
-stored2377:
-	JMP done2374
+stored2876:
+	JMP done2871
 
-fp322373:
-done2374:
-stored2370:
+fp322870:
+done2871:
+stored2866:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2367:
+check2863:
 	CMPQ CX, R10
-	JB   next2366
+	JB   next2862
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2366
-	JMP  done2365
+	JB   next2862
+	JMP  done2861
 
-fp162363:
+fp162859:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2380
+	JMP  check2879
 
-next2379:
+next2878:
 	TESTQ     AX, AX
-	JEQ       kept2381
+	JEQ       kept2880
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -2835,7 +4449,7 @@ next2379:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2381:
+kept2880:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -2856,7 +4470,7 @@ kept2381:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VPADDQ      Z18, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2382
+	JNE         unusual2881
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z16
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -2864,15 +4478,43 @@ kept2381:
 	VMOVDQU32   Z3, K2, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2383
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2883
+	VPSUBW      (BX)(CX*2), Y16, Y18
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y18, K1
+	VPABSW      Y18, Y18
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y18, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y18
+	VMOVDQU16   Y18, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2382:
+noted2883:
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2882
+
+unusual2881:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162385
-	JA        fp322386
+	JE        fp162885
+	JA        fp322886
 	VPTESTMD  Z0, Z18, K1
 	VPADDD    Z1, Z18, Z16
 	VCMPPS    $0x03, Z18, Z18, K2
@@ -2880,56 +4522,112 @@ unusual2382:
 	VMOVDQU32 Z3, K2, Z16
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2389
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2388
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2888
+	VPSUBW    (BX)(CX*2), Y16, Y18
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2389:
+noted2888:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2890
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2889
+
+ordinary2890:
 	VMOVDQU32 Y16, (BX)(CX*2)
 
-stored2388:
-	JMP done2387
+stored2889:
+	JMP done2887
 
-fp162385:
+fp162885:
 	VPXORD    Y17, Y17, Y17
 	VCVTPS2PH $0x00, Z18, Y17
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2391
-	VMOVNTDQ  Y17, (BX)(CX*2)
-	JMP       stored2390
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2891
+	VPSUBW    (BX)(CX*2), Y17, Y16
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2391:
+noted2891:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2893
+	VMOVNTDQ Y17, (BX)(CX*2)
+	JMP      stored2892
+
+ordinary2893:
 	VMOVDQU32 Y17, (BX)(CX*2)
 
-stored2390:
-	JMP done2387
+stored2892:
+	JMP done2887
 
-fp322386:
-done2387:
-stored2383:
+fp322886:
+done2887:
+stored2882:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2380:
+check2879:
 	CMPQ CX, R10
-	JB   next2379
+	JB   next2878
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2379
-	JMP  done2365
+	JB   next2878
+	JMP  done2861
 
-fp322364:
+fp322860:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2393
+	JMP  check2895
 
-next2392:
+next2894:
 	TESTQ     AX, AX
-	JEQ       kept2394
+	JEQ       kept2896
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -2939,7 +4637,7 @@ next2392:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2394:
+kept2896:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -2960,7 +4658,7 @@ kept2394:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VPADDQ      Z18, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2395
+	JNE         unusual2897
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z16
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -2968,15 +4666,43 @@ kept2394:
 	VMOVDQU32   Z3, K2, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2396
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2899
+	VPSUBW      (BX)(CX*2), Y16, Y18
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y18, K1
+	VPABSW      Y18, Y18
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y18, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y18
+	VMOVDQU16   Y18, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2395:
+noted2899:
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2898
+
+unusual2897:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162398
-	JA        fp322399
+	JE        fp162901
+	JA        fp322902
 	VPTESTMD  Z0, Z18, K1
 	VPADDD    Z1, Z18, Z16
 	VCMPPS    $0x03, Z18, Z18, K2
@@ -2984,67 +4710,123 @@ unusual2395:
 	VMOVDQU32 Z3, K2, Z16
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2402
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2401
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2904
+	VPSUBW    (BX)(CX*2), Y16, Y18
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2402:
+noted2904:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2906
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2905
+
+ordinary2906:
 	VMOVDQU32 Y16, (BX)(CX*2)
 
-stored2401:
-	JMP done2400
+stored2905:
+	JMP done2903
 
-fp162398:
+fp162901:
 	VPXORD    Y17, Y17, Y17
 	VCVTPS2PH $0x00, Z18, Y17
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2404
-	VMOVNTDQ  Y17, (BX)(CX*2)
-	JMP       stored2403
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2907
+	VPSUBW    (BX)(CX*2), Y17, Y16
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2404:
+noted2907:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2909
+	VMOVNTDQ Y17, (BX)(CX*2)
+	JMP      stored2908
+
+ordinary2909:
 	VMOVDQU32 Y17, (BX)(CX*2)
 
-stored2403:
-	JMP done2400
+stored2908:
+	JMP done2903
 
-fp322399:
-done2400:
-stored2396:
+fp322902:
+done2903:
+stored2898:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2393:
+check2895:
 	CMPQ CX, R10
-	JB   next2392
+	JB   next2894
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2392
+	JB   next2894
 
-done2365:
+done2861:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z12, (AX)
 	VMOVDQU32 Z13, 64(AX)
 	VMOVDQU32 Z14, 256(AX)
 	VMOVDQU32 Z15, 320(AX)
-	JMP       updated2361
+	JMP       updated2857
 
-plain2360:
+plain2856:
 	CMPQ CX, $0x01
-	JE   fp162406
-	JA   fp322407
+	JE   fp162911
+	JA   fp322912
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2410
+	JMP  check2915
 
-next2409:
+next2914:
 	TESTQ     AX, AX
-	JEQ       kept2411
+	JEQ       kept2916
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -3054,7 +4836,7 @@ next2409:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2411:
+kept2916:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -3072,7 +4854,7 @@ kept2411:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2412
+	JNE         unusual2917
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -3080,15 +4862,43 @@ kept2411:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2413
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2919
+	VPSUBW      (BX)(CX*2), Y12, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2412:
+noted2919:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2918
+
+unusual2917:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162415
-	JA        fp322416
+	JE        fp162921
+	JA        fp322922
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -3096,56 +4906,112 @@ unusual2412:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2419
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2418
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2924
+	VPSUBW    (BX)(CX*2), Y12, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2419:
+noted2924:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2926
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2925
+
+ordinary2926:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2418:
-	JMP done2417
+stored2925:
+	JMP done2923
 
-fp162415:
+fp162921:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2421
-	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored2420
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2927
+	VPSUBW    (BX)(CX*2), Y13, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2421:
+noted2927:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2929
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored2928
+
+ordinary2929:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored2420:
-	JMP done2417
+stored2928:
+	JMP done2923
 
-fp322416:
-done2417:
-stored2413:
+fp322922:
+done2923:
+stored2918:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2410:
+check2915:
 	CMPQ CX, R10
-	JB   next2409
+	JB   next2914
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2409
-	JMP  done2408
+	JB   next2914
+	JMP  done2913
 
-fp162406:
+fp162911:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2423
+	JMP  check2931
 
-next2422:
+next2930:
 	TESTQ     AX, AX
-	JEQ       kept2424
+	JEQ       kept2932
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -3155,7 +5021,7 @@ next2422:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2424:
+kept2932:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -3172,7 +5038,7 @@ kept2424:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2425
+	JNE         unusual2933
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -3180,15 +5046,43 @@ kept2424:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2426
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2935
+	VPSUBW      (BX)(CX*2), Y12, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2425:
+noted2935:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2934
+
+unusual2933:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162428
-	JA        fp322429
+	JE        fp162937
+	JA        fp322938
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -3196,56 +5090,112 @@ unusual2425:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2432
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2431
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2940
+	VPSUBW    (BX)(CX*2), Y12, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2432:
+noted2940:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2942
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2941
+
+ordinary2942:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2431:
-	JMP done2430
+stored2941:
+	JMP done2939
 
-fp162428:
+fp162937:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2434
-	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored2433
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2943
+	VPSUBW    (BX)(CX*2), Y13, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2434:
+noted2943:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2945
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored2944
+
+ordinary2945:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored2433:
-	JMP done2430
+stored2944:
+	JMP done2939
 
-fp322429:
-done2430:
-stored2426:
+fp322938:
+done2939:
+stored2934:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2423:
+check2931:
 	CMPQ CX, R10
-	JB   next2422
+	JB   next2930
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2422
-	JMP  done2408
+	JB   next2930
+	JMP  done2913
 
-fp322407:
+fp322912:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2436
+	JMP  check2947
 
-next2435:
+next2946:
 	TESTQ     AX, AX
-	JEQ       kept2437
+	JEQ       kept2948
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -3255,7 +5205,7 @@ next2435:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2437:
+kept2948:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -3272,7 +5222,7 @@ kept2437:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2438
+	JNE         unusual2949
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -3280,15 +5230,43 @@ kept2437:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2439
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2951
+	VPSUBW      (BX)(CX*2), Y12, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2438:
+noted2951:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2950
+
+unusual2949:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162441
-	JA        fp322442
+	JE        fp162953
+	JA        fp322954
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -3296,47 +5274,103 @@ unusual2438:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2445
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2444
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2956
+	VPSUBW    (BX)(CX*2), Y12, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2445:
+noted2956:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2958
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2957
+
+ordinary2958:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2444:
-	JMP done2443
+stored2957:
+	JMP done2955
 
-fp162441:
+fp162953:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2447
-	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored2446
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2959
+	VPSUBW    (BX)(CX*2), Y13, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2447:
+noted2959:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2961
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored2960
+
+ordinary2961:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored2446:
-	JMP done2443
+stored2960:
+	JMP done2955
 
-fp322442:
-done2443:
-stored2439:
+fp322954:
+done2955:
+stored2950:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2436:
+check2947:
 	CMPQ CX, R10
-	JB   next2435
+	JB   next2946
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2435
+	JB   next2946
 
-done2408:
-updated2361:
+done2913:
+updated2857:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3362,15 +5396,15 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp162449
-	JA     fp322450
+	JE     fp162963
+	JA     fp322964
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check2453
+	JMP    check2967
 
-next2452:
+next2966:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -3380,36 +5414,36 @@ next2452:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2454
+	JEQ        written2968
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2455
+	JNE        unaligned2969
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2454
+	JMP        written2968
 
-unaligned2455:
+unaligned2969:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2454:
+written2968:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2453:
+check2967:
 	CMPQ DX, R8
-	JB   next2452
+	JB   next2966
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2452
-	JMP  done2451
+	JB   next2966
+	JMP  done2965
 
-fp162449:
+fp162963:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check2457
+	JMP  check2971
 
-next2456:
+next2970:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -3419,36 +5453,36 @@ next2456:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2458
+	JEQ        written2972
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2459
+	JNE        unaligned2973
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2458
+	JMP        written2972
 
-unaligned2459:
+unaligned2973:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2458:
+written2972:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2457:
+check2971:
 	CMPQ DX, R8
-	JB   next2456
+	JB   next2970
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2456
-	JMP  done2451
+	JB   next2970
+	JMP  done2965
 
-fp322450:
+fp322964:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check2461
+	JMP  check2975
 
-next2460:
+next2974:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -3458,28 +5492,28 @@ next2460:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2462
+	JEQ        written2976
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2463
+	JNE        unaligned2977
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2462
+	JMP        written2976
 
-unaligned2463:
+unaligned2977:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2462:
+written2976:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2461:
+check2975:
 	CMPQ DX, R8
-	JB   next2460
+	JB   next2974
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2460
+	JB   next2974
 
-done2451:
+done2965:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -3506,15 +5540,15 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp162465
-	JA     fp322466
+	JE     fp162979
+	JA     fp322980
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check2469
+	JMP    check2983
 
-next2468:
+next2982:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -3527,36 +5561,36 @@ next2468:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2470
+	JEQ        written2984
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2471
+	JNE        unaligned2985
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2470
+	JMP        written2984
 
-unaligned2471:
+unaligned2985:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2470:
+written2984:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2469:
+check2983:
 	CMPQ DX, R9
-	JB   next2468
+	JB   next2982
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2468
-	JMP  done2467
+	JB   next2982
+	JMP  done2981
 
-fp162465:
+fp162979:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check2473
+	JMP  check2987
 
-next2472:
+next2986:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -3569,36 +5603,36 @@ next2472:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2474
+	JEQ        written2988
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2475
+	JNE        unaligned2989
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2474
+	JMP        written2988
 
-unaligned2475:
+unaligned2989:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2474:
+written2988:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2473:
+check2987:
 	CMPQ DX, R9
-	JB   next2472
+	JB   next2986
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2472
-	JMP  done2467
+	JB   next2986
+	JMP  done2981
 
-fp322466:
+fp322980:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check2477
+	JMP  check2991
 
-next2476:
+next2990:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -3611,34 +5645,34 @@ next2476:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2478
+	JEQ        written2992
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2479
+	JNE        unaligned2993
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2478
+	JMP        written2992
 
-unaligned2479:
+unaligned2993:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2478:
+written2992:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2477:
+check2991:
 	CMPQ DX, R9
-	JB   next2476
+	JB   next2990
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2476
+	JB   next2990
 
-done2467:
+done2981:
 	SFENCE
 	VZEROUPPER
 	RET
 
 // func adamFP32BF16AVX512(a *Arguments)
-// Requires: AVX, AVX512F, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -3665,10 +5699,10 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2480
+	JEQ       aligned2994
 	ORQ       $0x04, DI
 
-aligned2480:
+aligned2994:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -3693,7 +5727,7 @@ aligned2480:
 	MOVQ         a+0(FP), R14
 	MOVQ         40(R14), R14
 	TESTQ        R14, R14
-	JEQ          plain2481
+	JEQ          plain2995
 	VPXORQ       Z14, Z14, Z14
 	VPXORQ       Z15, Z15, Z15
 	VPXORQ       Z16, Z16, Z16
@@ -3701,17 +5735,17 @@ aligned2480:
 	VPXORQ       Z18, Z18, Z18
 	VPXORQ       Z19, Z19, Z19
 	CMPQ         CX, $0x01
-	JE           fp162484
-	JA           fp322485
+	JE           fp162998
+	JA           fp322999
 	MOVQ         R13, CX
 	MOVQ         a+0(FP), R13
 	MOVQ         16(R13), R13
 	ADDQ         CX, R13
-	JMP          check2488
+	JMP          check3002
 
-next2487:
+next3001:
 	TESTQ     R10, R10
-	JEQ       kept2489
+	JEQ       kept3003
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -3725,172 +5759,325 @@ next2487:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2489:
-	PREFETCHT0  (SI)(R13*4)
-	PREFETCHT0  64(SI)(R13*4)
-	PREFETCHT0  (R8)(R13*2)
-	PREFETCHT0  (R9)(R13*2)
-	VPADDQ      (SI)(CX*4), Z14, Z14
-	VPADDQ      64(SI)(CX*4), Z14, Z14
-	VPADDQ      (R8)(CX*2), Z16, Z16
-	VPADDQ      (R9)(CX*2), Z18, Z18
-	PREFETCHT0  (DX)(R13*2)
-	VMOVDQU32   (DX)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z20
-	VPANDD      Z4, Z22, Z22
-	VMOVUPS     (SI)(CX*4), Z23
-	VMOVUPS     64(SI)(CX*4), Z24
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
-	VPERMI2PS   Z24, Z23, Z25
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
-	VPERMI2PS   Z24, Z23, Z26
-	VMULPS      (AX), Z20, Z20
-	VFMADD231PS 64(AX), Z25, Z20
-	VMULPS      (AX), Z22, Z22
-	VFMADD231PS 64(AX), Z26, Z22
-	VMOVDQU32   (R8)(CX*2), Z24
-	VPSLLD      $0x10, Z24, Z23
-	VPANDD      Z4, Z24, Z24
-	VMULPS      Z23, Z8, Z23
-	VFMADD231PS Z9, Z20, Z23
-	VMULPS      Z24, Z8, Z24
-	VFMADD231PS Z9, Z22, Z24
-	VMULPS      Z20, Z20, Z20
-	VMULPS      Z22, Z22, Z22
-	VMOVDQU32   (R9)(CX*2), Z28
-	VPSLLD      $0x10, Z28, Z27
-	VPANDD      Z4, Z28, Z28
-	VMULPS      Z27, Z10, Z27
-	VFMADD231PS Z11, Z20, Z27
-	VMULPS      Z28, Z10, Z20
-	VFMADD231PS Z11, Z22, Z20
-	VPADDD      pattern00008000<>+0(SB), Z23, Z22
-	VPADDD      pattern00008000<>+0(SB), Z24, Z28
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z28, Z4, Z22
-	VMOVDQU32   Z22, (R8)(CX*2)
-	VPADDQ      Z22, Z17, Z17
-	VPMULLD     Z7, Z7, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z5, Z7, Z28
-	VPMULLD     Z28, Z28, Z28
-	VPSRLD      $0x10, Z28, Z28
-	VPADDD      Z27, Z22, Z22
-	VPADDD      Z20, Z28, Z28
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z28, Z4, Z22
-	VMOVDQU32   Z22, (R9)(CX*2)
-	VPADDQ      Z22, Z19, Z19
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z27, Z27
-	VSQRTPS     Z20, Z20
-	VFMADD213PS 448(AX), Z12, Z27
-	VDIVPS      Z27, Z23, Z23
-	VFMADD231PS 512(AX), Z25, Z25
-	VFMADD231PS Z13, Z23, Z25
-	VFMADD213PS 448(AX), Z12, Z20
-	VDIVPS      Z20, Z24, Z24
-	VFMADD231PS 512(AX), Z26, Z26
-	VFMADD231PS Z13, Z24, Z26
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
-	VPERMI2PS   Z26, Z25, Z20
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
-	VPERMI2PS   Z26, Z25, Z22
-	VMOVUPS     Z20, (SI)(CX*4)
-	VPADDQ      Z20, Z15, Z15
-	VMOVUPS     Z22, 64(SI)(CX*4)
-	VPADDQ      Z22, Z15, Z15
-	TESTQ       DI, DI
-	JNE         unusual2490
-	VPTESTMD    Z0, Z25, K1
-	VPADDD      Z1, Z25, Z20
-	VCMPPS      $0x03, Z25, Z25, K2
-	VPADDD      Z2, Z20, K1, Z20
-	VMOVDQU32   Z3, K2, Z20
-	VPTESTMD    Z0, Z26, K1
-	VPADDD      Z1, Z26, Z22
-	VCMPPS      $0x03, Z26, Z26, K2
-	VPADDD      Z2, Z22, K1, Z22
-	VMOVDQU32   Z3, K2, Z22
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z22, Z4, Z20
-	VMOVNTDQ    Z20, (BX)(CX*2)
-	JMP         stored2491
+kept3003:
+	PREFETCHT0    (SI)(R13*4)
+	PREFETCHT0    64(SI)(R13*4)
+	PREFETCHT0    (R8)(R13*2)
+	PREFETCHT0    (R9)(R13*2)
+	VPADDQ        (SI)(CX*4), Z14, Z14
+	VPADDQ        64(SI)(CX*4), Z14, Z14
+	VPADDQ        (R8)(CX*2), Z16, Z16
+	VPADDQ        (R9)(CX*2), Z18, Z18
+	PREFETCHT0    (DX)(R13*2)
+	VMOVDQU32     (DX)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z20
+	VPANDD        Z4, Z22, Z22
+	VMOVUPS       (SI)(CX*4), Z23
+	VMOVUPS       64(SI)(CX*4), Z24
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS     Z24, Z23, Z25
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS     Z24, Z23, Z26
+	VMULPS        (AX), Z20, Z20
+	VFMADD231PS   64(AX), Z25, Z20
+	VMULPS        (AX), Z22, Z22
+	VFMADD231PS   64(AX), Z26, Z22
+	VMOVDQU32     (R8)(CX*2), Z24
+	VPSLLD        $0x10, Z24, Z23
+	VPANDD        Z4, Z24, Z24
+	VMULPS        Z23, Z8, Z23
+	VFMADD231PS   Z9, Z20, Z23
+	VMULPS        Z24, Z8, Z24
+	VFMADD231PS   Z9, Z22, Z24
+	VMULPS        Z20, Z20, Z20
+	VMULPS        Z22, Z22, Z22
+	VMOVDQU32     (R9)(CX*2), Z28
+	VPSLLD        $0x10, Z28, Z27
+	VPANDD        Z4, Z28, Z28
+	VMULPS        Z27, Z10, Z27
+	VFMADD231PS   Z11, Z20, Z27
+	VMULPS        Z28, Z10, Z20
+	VFMADD231PS   Z11, Z22, Z20
+	VPADDD        pattern00008000<>+0(SB), Z23, Z22
+	VPADDD        pattern00008000<>+0(SB), Z24, Z28
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z28, Z4, Z22
+	VMOVDQU32     Z22, (R8)(CX*2)
+	VPADDQ        Z22, Z17, Z17
+	VPMULLD       Z7, Z7, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z5, Z7, Z28
+	VPMULLD       Z28, Z28, Z28
+	VPSRLD        $0x10, Z28, Z28
+	VPADDD        Z27, Z22, Z22
+	VPADDD        Z20, Z28, Z28
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z28, Z4, Z22
+	VMOVDQU32     Z22, (R9)(CX*2)
+	VPADDQ        Z22, Z19, Z19
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z27, Z27
+	VSQRTPS       Z20, Z20
+	VFMADD213PS   448(AX), Z12, Z27
+	VDIVPS        Z27, Z23, Z23
+	VFMADD231PS   512(AX), Z25, Z25
+	VFMADD231PS   Z13, Z23, Z25
+	VFMADD213PS   448(AX), Z12, Z20
+	VDIVPS        Z20, Z24, Z24
+	VFMADD231PS   512(AX), Z26, Z26
+	VFMADD231PS   Z13, Z24, Z26
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS     Z26, Z25, Z20
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS     Z26, Z25, Z22
+	VMOVUPS       Z20, (SI)(CX*4)
+	VPADDQ        Z20, Z15, Z15
+	VMOVUPS       Z22, 64(SI)(CX*4)
+	VPADDQ        Z22, Z15, Z15
+	TESTQ         DI, DI
+	JNE           unusual3004
+	VPTESTMD      Z0, Z25, K1
+	VPADDD        Z1, Z25, Z20
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        Z2, Z20, K1, Z20
+	VMOVDQU32     Z3, K2, Z20
+	VPTESTMD      Z0, Z26, K1
+	VPADDD        Z1, Z26, Z22
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        Z2, Z22, K1, Z22
+	VMOVDQU32     Z3, K2, Z22
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z22, Z4, Z20
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3006
+	VPSUBW        (BX)(CX*2), Y20, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z20, Y22
+	VPSUBW        32(BX)(CX*2), Y22, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-unusual2490:
-	MOVQ       DI, R14
-	ANDQ       $0x03, R14
-	CMPQ       R14, $0x01
-	JE         fp162493
-	JA         fp322494
-	VPTESTMD   Z0, Z25, K1
-	VPADDD     Z1, Z25, Z20
-	VCMPPS     $0x03, Z25, Z25, K2
-	VPADDD     Z2, Z20, K1, Z20
-	VMOVDQU32  Z3, K2, Z20
-	VPTESTMD   Z0, Z26, K1
-	VPADDD     Z1, Z26, Z22
-	VCMPPS     $0x03, Z26, Z26, K2
-	VPADDD     Z2, Z22, K1, Z22
-	VMOVDQU32  Z3, K2, Z22
-	VPSRLD     $0x10, Z20, Z20
-	VPTERNLOGD $0xf8, Z22, Z4, Z20
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2497
-	VMOVNTDQ   Z20, (BX)(CX*2)
-	JMP        stored2496
+noted3006:
+	VMOVNTDQ Z20, (BX)(CX*2)
+	JMP      stored3005
 
-ordinary2497:
+unusual3004:
+	MOVQ          DI, R14
+	ANDQ          $0x03, R14
+	CMPQ          R14, $0x01
+	JE            fp163008
+	JA            fp323009
+	VPTESTMD      Z0, Z25, K1
+	VPADDD        Z1, Z25, Z20
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        Z2, Z20, K1, Z20
+	VMOVDQU32     Z3, K2, Z20
+	VPTESTMD      Z0, Z26, K1
+	VPADDD        Z1, Z26, Z22
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        Z2, Z22, K1, Z22
+	VMOVDQU32     Z3, K2, Z22
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z22, Z4, Z20
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3011
+	VPSUBW        (BX)(CX*2), Y20, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z20, Y22
+	VPSUBW        32(BX)(CX*2), Y22, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+
+noted3011:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3013
+	VMOVNTDQ Z20, (BX)(CX*2)
+	JMP      stored3012
+
+ordinary3013:
 	VMOVDQU32 Z20, (BX)(CX*2)
 
-stored2496:
-	JMP done2495
+stored3012:
+	JMP done3010
 
-fp162493:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
-	VPERMI2PS    Z26, Z25, Z20
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
-	VPERMI2PS    Z26, Z25, Z22
-	VPXORD       Z21, Z21, Z21
-	VCVTPS2PH    $0x00, Z20, Y21
-	VCVTPS2PH    $0x00, Z22, Y20
-	VINSERTI64X4 $0x01, Y20, Z21, Z21
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2499
-	VMOVNTDQ     Z21, (BX)(CX*2)
-	JMP          stored2498
+fp163008:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS     Z26, Z25, Z20
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS     Z26, Z25, Z22
+	VPXORD        Z21, Z21, Z21
+	VCVTPS2PH     $0x00, Z20, Y21
+	VCVTPS2PH     $0x00, Z22, Y20
+	VINSERTI64X4  $0x01, Y20, Z21, Z21
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3014
+	VPSUBW        (BX)(CX*2), Y21, Y20
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y20
+	VMOVDQU16     Y20, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z21, Y20
+	VPSUBW        32(BX)(CX*2), Y20, Y20
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y20
+	VMOVDQU16     Y20, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-ordinary2499:
+noted3014:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3016
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored3015
+
+ordinary3016:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored2498:
-	JMP done2495
+stored3015:
+	JMP done3010
 
-fp322494:
-done2495:
-stored2491:
+fp323009:
+done3010:
+stored3005:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2488:
+check3002:
 	CMPQ CX, R12
-	JB   next2487
+	JB   next3001
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2487
-	JMP  done2486
+	JB   next3001
+	JMP  done3000
 
-fp162484:
+fp162998:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check2501
+	JMP  check3018
 
-next2500:
+next3017:
 	TESTQ     R10, R10
-	JEQ       kept2502
+	JEQ       kept3019
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -3904,175 +6091,328 @@ next2500:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2502:
-	PREFETCHT0  (SI)(R13*4)
-	PREFETCHT0  64(SI)(R13*4)
-	PREFETCHT0  (R8)(R13*2)
-	PREFETCHT0  (R9)(R13*2)
-	VPADDQ      (SI)(CX*4), Z14, Z14
-	VPADDQ      64(SI)(CX*4), Z14, Z14
-	VPADDQ      (R8)(CX*2), Z16, Z16
-	VPADDQ      (R9)(CX*2), Z18, Z18
-	PREFETCHT0  (DX)(R13*2)
-	VCVTPH2PS   (DX)(CX*2), Z20
-	VCVTPH2PS   32(DX)(CX*2), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z20, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z20, Z24
-	VMOVUPS     (SI)(CX*4), Z20
-	VMOVUPS     64(SI)(CX*4), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
-	VPERMI2PS   Z22, Z20, Z25
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
-	VPERMI2PS   Z22, Z20, Z26
-	VMULPS      (AX), Z23, Z23
-	VFMADD231PS 64(AX), Z25, Z23
-	VMULPS      (AX), Z24, Z24
-	VFMADD231PS 64(AX), Z26, Z24
-	VMOVDQU32   (R8)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z20
-	VPANDD      Z4, Z22, Z22
-	VMULPS      Z20, Z8, Z20
-	VFMADD231PS Z9, Z23, Z20
-	VMULPS      Z22, Z8, Z22
-	VFMADD231PS Z9, Z24, Z22
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z24, Z24, Z24
-	VMOVDQU32   (R9)(CX*2), Z28
-	VPSLLD      $0x10, Z28, Z27
-	VPANDD      Z4, Z28, Z28
-	VMULPS      Z27, Z10, Z27
-	VFMADD231PS Z11, Z23, Z27
-	VMULPS      Z28, Z10, Z23
-	VFMADD231PS Z11, Z24, Z23
-	VPADDD      pattern00008000<>+0(SB), Z20, Z24
-	VPADDD      pattern00008000<>+0(SB), Z22, Z28
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z28, Z4, Z24
-	VMOVDQU32   Z24, (R8)(CX*2)
-	VPADDQ      Z24, Z17, Z17
-	VPMULLD     Z7, Z7, Z24
-	VPSRLD      $0x10, Z24, Z24
-	VPADDD      Z5, Z7, Z28
-	VPMULLD     Z28, Z28, Z28
-	VPSRLD      $0x10, Z28, Z28
-	VPADDD      Z27, Z24, Z24
-	VPADDD      Z23, Z28, Z28
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z28, Z4, Z24
-	VMOVDQU32   Z24, (R9)(CX*2)
-	VPADDQ      Z24, Z19, Z19
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z27, Z27
-	VSQRTPS     Z23, Z23
-	VFMADD213PS 448(AX), Z12, Z27
-	VDIVPS      Z27, Z20, Z20
-	VFMADD231PS 512(AX), Z25, Z25
-	VFMADD231PS Z13, Z20, Z25
-	VFMADD213PS 448(AX), Z12, Z23
-	VDIVPS      Z23, Z22, Z22
-	VFMADD231PS 512(AX), Z26, Z26
-	VFMADD231PS Z13, Z22, Z26
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
-	VPERMI2PS   Z26, Z25, Z20
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
-	VPERMI2PS   Z26, Z25, Z22
-	VMOVUPS     Z20, (SI)(CX*4)
-	VPADDQ      Z20, Z15, Z15
-	VMOVUPS     Z22, 64(SI)(CX*4)
-	VPADDQ      Z22, Z15, Z15
-	TESTQ       DI, DI
-	JNE         unusual2503
-	VPTESTMD    Z0, Z25, K1
-	VPADDD      Z1, Z25, Z20
-	VCMPPS      $0x03, Z25, Z25, K2
-	VPADDD      Z2, Z20, K1, Z20
-	VMOVDQU32   Z3, K2, Z20
-	VPTESTMD    Z0, Z26, K1
-	VPADDD      Z1, Z26, Z22
-	VCMPPS      $0x03, Z26, Z26, K2
-	VPADDD      Z2, Z22, K1, Z22
-	VMOVDQU32   Z3, K2, Z22
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z22, Z4, Z20
-	VMOVNTDQ    Z20, (BX)(CX*2)
-	JMP         stored2504
+kept3019:
+	PREFETCHT0    (SI)(R13*4)
+	PREFETCHT0    64(SI)(R13*4)
+	PREFETCHT0    (R8)(R13*2)
+	PREFETCHT0    (R9)(R13*2)
+	VPADDQ        (SI)(CX*4), Z14, Z14
+	VPADDQ        64(SI)(CX*4), Z14, Z14
+	VPADDQ        (R8)(CX*2), Z16, Z16
+	VPADDQ        (R9)(CX*2), Z18, Z18
+	PREFETCHT0    (DX)(R13*2)
+	VCVTPH2PS     (DX)(CX*2), Z20
+	VCVTPH2PS     32(DX)(CX*2), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS     Z22, Z20, Z23
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS     Z22, Z20, Z24
+	VMOVUPS       (SI)(CX*4), Z20
+	VMOVUPS       64(SI)(CX*4), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS     Z22, Z20, Z25
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS     Z22, Z20, Z26
+	VMULPS        (AX), Z23, Z23
+	VFMADD231PS   64(AX), Z25, Z23
+	VMULPS        (AX), Z24, Z24
+	VFMADD231PS   64(AX), Z26, Z24
+	VMOVDQU32     (R8)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z20
+	VPANDD        Z4, Z22, Z22
+	VMULPS        Z20, Z8, Z20
+	VFMADD231PS   Z9, Z23, Z20
+	VMULPS        Z22, Z8, Z22
+	VFMADD231PS   Z9, Z24, Z22
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z24, Z24, Z24
+	VMOVDQU32     (R9)(CX*2), Z28
+	VPSLLD        $0x10, Z28, Z27
+	VPANDD        Z4, Z28, Z28
+	VMULPS        Z27, Z10, Z27
+	VFMADD231PS   Z11, Z23, Z27
+	VMULPS        Z28, Z10, Z23
+	VFMADD231PS   Z11, Z24, Z23
+	VPADDD        pattern00008000<>+0(SB), Z20, Z24
+	VPADDD        pattern00008000<>+0(SB), Z22, Z28
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z28, Z4, Z24
+	VMOVDQU32     Z24, (R8)(CX*2)
+	VPADDQ        Z24, Z17, Z17
+	VPMULLD       Z7, Z7, Z24
+	VPSRLD        $0x10, Z24, Z24
+	VPADDD        Z5, Z7, Z28
+	VPMULLD       Z28, Z28, Z28
+	VPSRLD        $0x10, Z28, Z28
+	VPADDD        Z27, Z24, Z24
+	VPADDD        Z23, Z28, Z28
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z28, Z4, Z24
+	VMOVDQU32     Z24, (R9)(CX*2)
+	VPADDQ        Z24, Z19, Z19
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z27, Z27
+	VSQRTPS       Z23, Z23
+	VFMADD213PS   448(AX), Z12, Z27
+	VDIVPS        Z27, Z20, Z20
+	VFMADD231PS   512(AX), Z25, Z25
+	VFMADD231PS   Z13, Z20, Z25
+	VFMADD213PS   448(AX), Z12, Z23
+	VDIVPS        Z23, Z22, Z22
+	VFMADD231PS   512(AX), Z26, Z26
+	VFMADD231PS   Z13, Z22, Z26
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS     Z26, Z25, Z20
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS     Z26, Z25, Z22
+	VMOVUPS       Z20, (SI)(CX*4)
+	VPADDQ        Z20, Z15, Z15
+	VMOVUPS       Z22, 64(SI)(CX*4)
+	VPADDQ        Z22, Z15, Z15
+	TESTQ         DI, DI
+	JNE           unusual3020
+	VPTESTMD      Z0, Z25, K1
+	VPADDD        Z1, Z25, Z20
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        Z2, Z20, K1, Z20
+	VMOVDQU32     Z3, K2, Z20
+	VPTESTMD      Z0, Z26, K1
+	VPADDD        Z1, Z26, Z22
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        Z2, Z22, K1, Z22
+	VMOVDQU32     Z3, K2, Z22
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z22, Z4, Z20
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3022
+	VPSUBW        (BX)(CX*2), Y20, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z20, Y22
+	VPSUBW        32(BX)(CX*2), Y22, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-unusual2503:
-	MOVQ       DI, R14
-	ANDQ       $0x03, R14
-	CMPQ       R14, $0x01
-	JE         fp162506
-	JA         fp322507
-	VPTESTMD   Z0, Z25, K1
-	VPADDD     Z1, Z25, Z20
-	VCMPPS     $0x03, Z25, Z25, K2
-	VPADDD     Z2, Z20, K1, Z20
-	VMOVDQU32  Z3, K2, Z20
-	VPTESTMD   Z0, Z26, K1
-	VPADDD     Z1, Z26, Z22
-	VCMPPS     $0x03, Z26, Z26, K2
-	VPADDD     Z2, Z22, K1, Z22
-	VMOVDQU32  Z3, K2, Z22
-	VPSRLD     $0x10, Z20, Z20
-	VPTERNLOGD $0xf8, Z22, Z4, Z20
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2510
-	VMOVNTDQ   Z20, (BX)(CX*2)
-	JMP        stored2509
+noted3022:
+	VMOVNTDQ Z20, (BX)(CX*2)
+	JMP      stored3021
 
-ordinary2510:
+unusual3020:
+	MOVQ          DI, R14
+	ANDQ          $0x03, R14
+	CMPQ          R14, $0x01
+	JE            fp163024
+	JA            fp323025
+	VPTESTMD      Z0, Z25, K1
+	VPADDD        Z1, Z25, Z20
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        Z2, Z20, K1, Z20
+	VMOVDQU32     Z3, K2, Z20
+	VPTESTMD      Z0, Z26, K1
+	VPADDD        Z1, Z26, Z22
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        Z2, Z22, K1, Z22
+	VMOVDQU32     Z3, K2, Z22
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z22, Z4, Z20
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3027
+	VPSUBW        (BX)(CX*2), Y20, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z20, Y22
+	VPSUBW        32(BX)(CX*2), Y22, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+
+noted3027:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3029
+	VMOVNTDQ Z20, (BX)(CX*2)
+	JMP      stored3028
+
+ordinary3029:
 	VMOVDQU32 Z20, (BX)(CX*2)
 
-stored2509:
-	JMP done2508
+stored3028:
+	JMP done3026
 
-fp162506:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
-	VPERMI2PS    Z26, Z25, Z20
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
-	VPERMI2PS    Z26, Z25, Z22
-	VPXORD       Z21, Z21, Z21
-	VCVTPS2PH    $0x00, Z20, Y21
-	VCVTPS2PH    $0x00, Z22, Y20
-	VINSERTI64X4 $0x01, Y20, Z21, Z21
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2512
-	VMOVNTDQ     Z21, (BX)(CX*2)
-	JMP          stored2511
+fp163024:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS     Z26, Z25, Z20
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS     Z26, Z25, Z22
+	VPXORD        Z21, Z21, Z21
+	VCVTPS2PH     $0x00, Z20, Y21
+	VCVTPS2PH     $0x00, Z22, Y20
+	VINSERTI64X4  $0x01, Y20, Z21, Z21
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3030
+	VPSUBW        (BX)(CX*2), Y21, Y20
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y20
+	VMOVDQU16     Y20, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z21, Y20
+	VPSUBW        32(BX)(CX*2), Y20, Y20
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y20
+	VMOVDQU16     Y20, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-ordinary2512:
+noted3030:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3032
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored3031
+
+ordinary3032:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored2511:
-	JMP done2508
+stored3031:
+	JMP done3026
 
-fp322507:
-done2508:
-stored2504:
+fp323025:
+done3026:
+stored3021:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2501:
+check3018:
 	CMPQ CX, R12
-	JB   next2500
+	JB   next3017
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2500
-	JMP  done2486
+	JB   next3017
+	JMP  done3000
 
-fp322485:
+fp322999:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check2514
+	JMP  check3034
 
-next2513:
+next3033:
 	TESTQ     R10, R10
-	JEQ       kept2515
+	JEQ       kept3035
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -4086,166 +6426,319 @@ next2513:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2515:
-	PREFETCHT0  (SI)(R13*4)
-	PREFETCHT0  64(SI)(R13*4)
-	PREFETCHT0  (R8)(R13*2)
-	PREFETCHT0  (R9)(R13*2)
-	VPADDQ      (SI)(CX*4), Z14, Z14
-	VPADDQ      64(SI)(CX*4), Z14, Z14
-	VPADDQ      (R8)(CX*2), Z16, Z16
-	VPADDQ      (R9)(CX*2), Z18, Z18
-	PREFETCHT0  (DX)(R13*4)
-	PREFETCHT0  64(DX)(R13*4)
-	VMOVUPS     (DX)(CX*4), Z20
-	VMOVUPS     64(DX)(CX*4), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z20, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z20, Z24
-	VMOVUPS     (SI)(CX*4), Z20
-	VMOVUPS     64(SI)(CX*4), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
-	VPERMI2PS   Z22, Z20, Z25
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
-	VPERMI2PS   Z22, Z20, Z26
-	VMULPS      (AX), Z23, Z23
-	VFMADD231PS 64(AX), Z25, Z23
-	VMULPS      (AX), Z24, Z24
-	VFMADD231PS 64(AX), Z26, Z24
-	VMOVDQU32   (R8)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z20
-	VPANDD      Z4, Z22, Z22
-	VMULPS      Z20, Z8, Z20
-	VFMADD231PS Z9, Z23, Z20
-	VMULPS      Z22, Z8, Z22
-	VFMADD231PS Z9, Z24, Z22
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z24, Z24, Z24
-	VMOVDQU32   (R9)(CX*2), Z28
-	VPSLLD      $0x10, Z28, Z27
-	VPANDD      Z4, Z28, Z28
-	VMULPS      Z27, Z10, Z27
-	VFMADD231PS Z11, Z23, Z27
-	VMULPS      Z28, Z10, Z23
-	VFMADD231PS Z11, Z24, Z23
-	VPADDD      pattern00008000<>+0(SB), Z20, Z24
-	VPADDD      pattern00008000<>+0(SB), Z22, Z28
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z28, Z4, Z24
-	VMOVDQU32   Z24, (R8)(CX*2)
-	VPADDQ      Z24, Z17, Z17
-	VPMULLD     Z7, Z7, Z24
-	VPSRLD      $0x10, Z24, Z24
-	VPADDD      Z5, Z7, Z28
-	VPMULLD     Z28, Z28, Z28
-	VPSRLD      $0x10, Z28, Z28
-	VPADDD      Z27, Z24, Z24
-	VPADDD      Z23, Z28, Z28
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z28, Z4, Z24
-	VMOVDQU32   Z24, (R9)(CX*2)
-	VPADDQ      Z24, Z19, Z19
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z27, Z27
-	VSQRTPS     Z23, Z23
-	VFMADD213PS 448(AX), Z12, Z27
-	VDIVPS      Z27, Z20, Z20
-	VFMADD231PS 512(AX), Z25, Z25
-	VFMADD231PS Z13, Z20, Z25
-	VFMADD213PS 448(AX), Z12, Z23
-	VDIVPS      Z23, Z22, Z22
-	VFMADD231PS 512(AX), Z26, Z26
-	VFMADD231PS Z13, Z22, Z26
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
-	VPERMI2PS   Z26, Z25, Z20
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
-	VPERMI2PS   Z26, Z25, Z22
-	VMOVUPS     Z20, (SI)(CX*4)
-	VPADDQ      Z20, Z15, Z15
-	VMOVUPS     Z22, 64(SI)(CX*4)
-	VPADDQ      Z22, Z15, Z15
-	TESTQ       DI, DI
-	JNE         unusual2516
-	VPTESTMD    Z0, Z25, K1
-	VPADDD      Z1, Z25, Z20
-	VCMPPS      $0x03, Z25, Z25, K2
-	VPADDD      Z2, Z20, K1, Z20
-	VMOVDQU32   Z3, K2, Z20
-	VPTESTMD    Z0, Z26, K1
-	VPADDD      Z1, Z26, Z22
-	VCMPPS      $0x03, Z26, Z26, K2
-	VPADDD      Z2, Z22, K1, Z22
-	VMOVDQU32   Z3, K2, Z22
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z22, Z4, Z20
-	VMOVNTDQ    Z20, (BX)(CX*2)
-	JMP         stored2517
+kept3035:
+	PREFETCHT0    (SI)(R13*4)
+	PREFETCHT0    64(SI)(R13*4)
+	PREFETCHT0    (R8)(R13*2)
+	PREFETCHT0    (R9)(R13*2)
+	VPADDQ        (SI)(CX*4), Z14, Z14
+	VPADDQ        64(SI)(CX*4), Z14, Z14
+	VPADDQ        (R8)(CX*2), Z16, Z16
+	VPADDQ        (R9)(CX*2), Z18, Z18
+	PREFETCHT0    (DX)(R13*4)
+	PREFETCHT0    64(DX)(R13*4)
+	VMOVUPS       (DX)(CX*4), Z20
+	VMOVUPS       64(DX)(CX*4), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS     Z22, Z20, Z23
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS     Z22, Z20, Z24
+	VMOVUPS       (SI)(CX*4), Z20
+	VMOVUPS       64(SI)(CX*4), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS     Z22, Z20, Z25
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS     Z22, Z20, Z26
+	VMULPS        (AX), Z23, Z23
+	VFMADD231PS   64(AX), Z25, Z23
+	VMULPS        (AX), Z24, Z24
+	VFMADD231PS   64(AX), Z26, Z24
+	VMOVDQU32     (R8)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z20
+	VPANDD        Z4, Z22, Z22
+	VMULPS        Z20, Z8, Z20
+	VFMADD231PS   Z9, Z23, Z20
+	VMULPS        Z22, Z8, Z22
+	VFMADD231PS   Z9, Z24, Z22
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z24, Z24, Z24
+	VMOVDQU32     (R9)(CX*2), Z28
+	VPSLLD        $0x10, Z28, Z27
+	VPANDD        Z4, Z28, Z28
+	VMULPS        Z27, Z10, Z27
+	VFMADD231PS   Z11, Z23, Z27
+	VMULPS        Z28, Z10, Z23
+	VFMADD231PS   Z11, Z24, Z23
+	VPADDD        pattern00008000<>+0(SB), Z20, Z24
+	VPADDD        pattern00008000<>+0(SB), Z22, Z28
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z28, Z4, Z24
+	VMOVDQU32     Z24, (R8)(CX*2)
+	VPADDQ        Z24, Z17, Z17
+	VPMULLD       Z7, Z7, Z24
+	VPSRLD        $0x10, Z24, Z24
+	VPADDD        Z5, Z7, Z28
+	VPMULLD       Z28, Z28, Z28
+	VPSRLD        $0x10, Z28, Z28
+	VPADDD        Z27, Z24, Z24
+	VPADDD        Z23, Z28, Z28
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z28, Z4, Z24
+	VMOVDQU32     Z24, (R9)(CX*2)
+	VPADDQ        Z24, Z19, Z19
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z27, Z27
+	VSQRTPS       Z23, Z23
+	VFMADD213PS   448(AX), Z12, Z27
+	VDIVPS        Z27, Z20, Z20
+	VFMADD231PS   512(AX), Z25, Z25
+	VFMADD231PS   Z13, Z20, Z25
+	VFMADD213PS   448(AX), Z12, Z23
+	VDIVPS        Z23, Z22, Z22
+	VFMADD231PS   512(AX), Z26, Z26
+	VFMADD231PS   Z13, Z22, Z26
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS     Z26, Z25, Z20
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS     Z26, Z25, Z22
+	VMOVUPS       Z20, (SI)(CX*4)
+	VPADDQ        Z20, Z15, Z15
+	VMOVUPS       Z22, 64(SI)(CX*4)
+	VPADDQ        Z22, Z15, Z15
+	TESTQ         DI, DI
+	JNE           unusual3036
+	VPTESTMD      Z0, Z25, K1
+	VPADDD        Z1, Z25, Z20
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        Z2, Z20, K1, Z20
+	VMOVDQU32     Z3, K2, Z20
+	VPTESTMD      Z0, Z26, K1
+	VPADDD        Z1, Z26, Z22
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        Z2, Z22, K1, Z22
+	VMOVDQU32     Z3, K2, Z22
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z22, Z4, Z20
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3038
+	VPSUBW        (BX)(CX*2), Y20, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z20, Y22
+	VPSUBW        32(BX)(CX*2), Y22, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-unusual2516:
-	MOVQ       DI, R14
-	ANDQ       $0x03, R14
-	CMPQ       R14, $0x01
-	JE         fp162519
-	JA         fp322520
-	VPTESTMD   Z0, Z25, K1
-	VPADDD     Z1, Z25, Z20
-	VCMPPS     $0x03, Z25, Z25, K2
-	VPADDD     Z2, Z20, K1, Z20
-	VMOVDQU32  Z3, K2, Z20
-	VPTESTMD   Z0, Z26, K1
-	VPADDD     Z1, Z26, Z22
-	VCMPPS     $0x03, Z26, Z26, K2
-	VPADDD     Z2, Z22, K1, Z22
-	VMOVDQU32  Z3, K2, Z22
-	VPSRLD     $0x10, Z20, Z20
-	VPTERNLOGD $0xf8, Z22, Z4, Z20
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2523
-	VMOVNTDQ   Z20, (BX)(CX*2)
-	JMP        stored2522
+noted3038:
+	VMOVNTDQ Z20, (BX)(CX*2)
+	JMP      stored3037
 
-ordinary2523:
+unusual3036:
+	MOVQ          DI, R14
+	ANDQ          $0x03, R14
+	CMPQ          R14, $0x01
+	JE            fp163040
+	JA            fp323041
+	VPTESTMD      Z0, Z25, K1
+	VPADDD        Z1, Z25, Z20
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        Z2, Z20, K1, Z20
+	VMOVDQU32     Z3, K2, Z20
+	VPTESTMD      Z0, Z26, K1
+	VPADDD        Z1, Z26, Z22
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        Z2, Z22, K1, Z22
+	VMOVDQU32     Z3, K2, Z22
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z22, Z4, Z20
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3043
+	VPSUBW        (BX)(CX*2), Y20, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z20, Y22
+	VPSUBW        32(BX)(CX*2), Y22, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+
+noted3043:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3045
+	VMOVNTDQ Z20, (BX)(CX*2)
+	JMP      stored3044
+
+ordinary3045:
 	VMOVDQU32 Z20, (BX)(CX*2)
 
-stored2522:
-	JMP done2521
+stored3044:
+	JMP done3042
 
-fp162519:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
-	VPERMI2PS    Z26, Z25, Z20
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
-	VPERMI2PS    Z26, Z25, Z22
-	VPXORD       Z21, Z21, Z21
-	VCVTPS2PH    $0x00, Z20, Y21
-	VCVTPS2PH    $0x00, Z22, Y20
-	VINSERTI64X4 $0x01, Y20, Z21, Z21
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2525
-	VMOVNTDQ     Z21, (BX)(CX*2)
-	JMP          stored2524
+fp163040:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS     Z26, Z25, Z20
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS     Z26, Z25, Z22
+	VPXORD        Z21, Z21, Z21
+	VCVTPS2PH     $0x00, Z20, Y21
+	VCVTPS2PH     $0x00, Z22, Y20
+	VINSERTI64X4  $0x01, Y20, Z21, Z21
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3046
+	VPSUBW        (BX)(CX*2), Y21, Y20
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y20
+	VMOVDQU16     Y20, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z21, Y20
+	VPSUBW        32(BX)(CX*2), Y20, Y20
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y20
+	VMOVDQU16     Y20, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-ordinary2525:
+noted3046:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3048
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored3047
+
+ordinary3048:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored2524:
-	JMP done2521
+stored3047:
+	JMP done3042
 
-fp322520:
-done2521:
-stored2517:
+fp323041:
+done3042:
+stored3037:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2514:
+check3034:
 	CMPQ CX, R12
-	JB   next2513
+	JB   next3033
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2513
+	JB   next3033
 
-done2486:
+done3000:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z14, (AX)
@@ -4254,21 +6747,21 @@ done2486:
 	VMOVDQU32 Z17, 320(AX)
 	VMOVDQU32 Z18, 384(AX)
 	VMOVDQU32 Z19, 448(AX)
-	JMP       updated2482
+	JMP       updated2996
 
-plain2481:
+plain2995:
 	CMPQ CX, $0x01
-	JE   fp162527
-	JA   fp322528
+	JE   fp163050
+	JA   fp323051
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check2531
+	JMP  check3054
 
-next2530:
+next3053:
 	TESTQ     R10, R10
-	JEQ       kept2532
+	JEQ       kept3055
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -4282,164 +6775,317 @@ next2530:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2532:
-	PREFETCHT0  (SI)(R13*4)
-	PREFETCHT0  64(SI)(R13*4)
-	PREFETCHT0  (R8)(R13*2)
-	PREFETCHT0  (R9)(R13*2)
-	PREFETCHT0  (DX)(R13*2)
-	VMOVDQU32   (DX)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z14
-	VPANDD      Z4, Z16, Z16
-	VMOVUPS     (SI)(CX*4), Z17
-	VMOVUPS     64(SI)(CX*4), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z18, Z17, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z18, Z17, Z20
-	VMULPS      (AX), Z14, Z14
-	VFMADD231PS 64(AX), Z19, Z14
-	VMULPS      (AX), Z16, Z16
-	VFMADD231PS 64(AX), Z20, Z16
-	VMOVDQU32   (R8)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z4, Z18, Z18
-	VMULPS      Z17, Z8, Z17
-	VFMADD231PS Z9, Z14, Z17
-	VMULPS      Z18, Z8, Z18
-	VFMADD231PS Z9, Z16, Z18
-	VMULPS      Z14, Z14, Z14
-	VMULPS      Z16, Z16, Z16
-	VMOVDQU32   (R9)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z4, Z22, Z22
-	VMULPS      Z21, Z10, Z21
-	VFMADD231PS Z11, Z14, Z21
-	VMULPS      Z22, Z10, Z14
-	VFMADD231PS Z11, Z16, Z14
-	VPADDD      pattern00008000<>+0(SB), Z17, Z16
-	VPADDD      pattern00008000<>+0(SB), Z18, Z22
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z22, Z4, Z16
-	VMOVDQU32   Z16, (R8)(CX*2)
-	VPMULLD     Z7, Z7, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z5, Z7, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z21, Z16, Z16
-	VPADDD      Z14, Z22, Z22
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z22, Z4, Z16
-	VMOVDQU32   Z16, (R9)(CX*2)
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z21, Z21
-	VSQRTPS     Z14, Z14
-	VFMADD213PS 448(AX), Z12, Z21
-	VDIVPS      Z21, Z17, Z17
-	VFMADD231PS 512(AX), Z19, Z19
-	VFMADD231PS Z13, Z17, Z19
-	VFMADD213PS 448(AX), Z12, Z14
-	VDIVPS      Z14, Z18, Z18
-	VFMADD231PS 512(AX), Z20, Z20
-	VFMADD231PS Z13, Z18, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS   Z20, Z19, Z14
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z14, (SI)(CX*4)
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2533
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z14
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z14, K1, Z14
-	VMOVDQU32   Z3, K2, Z14
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z16, Z4, Z14
-	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2534
+kept3055:
+	PREFETCHT0    (SI)(R13*4)
+	PREFETCHT0    64(SI)(R13*4)
+	PREFETCHT0    (R8)(R13*2)
+	PREFETCHT0    (R9)(R13*2)
+	PREFETCHT0    (DX)(R13*2)
+	VMOVDQU32     (DX)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z14
+	VPANDD        Z4, Z16, Z16
+	VMOVUPS       (SI)(CX*4), Z17
+	VMOVUPS       64(SI)(CX*4), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z18, Z17, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z18, Z17, Z20
+	VMULPS        (AX), Z14, Z14
+	VFMADD231PS   64(AX), Z19, Z14
+	VMULPS        (AX), Z16, Z16
+	VFMADD231PS   64(AX), Z20, Z16
+	VMOVDQU32     (R8)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z4, Z18, Z18
+	VMULPS        Z17, Z8, Z17
+	VFMADD231PS   Z9, Z14, Z17
+	VMULPS        Z18, Z8, Z18
+	VFMADD231PS   Z9, Z16, Z18
+	VMULPS        Z14, Z14, Z14
+	VMULPS        Z16, Z16, Z16
+	VMOVDQU32     (R9)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z4, Z22, Z22
+	VMULPS        Z21, Z10, Z21
+	VFMADD231PS   Z11, Z14, Z21
+	VMULPS        Z22, Z10, Z14
+	VFMADD231PS   Z11, Z16, Z14
+	VPADDD        pattern00008000<>+0(SB), Z17, Z16
+	VPADDD        pattern00008000<>+0(SB), Z18, Z22
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z22, Z4, Z16
+	VMOVDQU32     Z16, (R8)(CX*2)
+	VPMULLD       Z7, Z7, Z16
+	VPSRLD        $0x10, Z16, Z16
+	VPADDD        Z5, Z7, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z21, Z16, Z16
+	VPADDD        Z14, Z22, Z22
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z22, Z4, Z16
+	VMOVDQU32     Z16, (R9)(CX*2)
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z21, Z21
+	VSQRTPS       Z14, Z14
+	VFMADD213PS   448(AX), Z12, Z21
+	VDIVPS        Z21, Z17, Z17
+	VFMADD231PS   512(AX), Z19, Z19
+	VFMADD231PS   Z13, Z17, Z19
+	VFMADD213PS   448(AX), Z12, Z14
+	VDIVPS        Z14, Z18, Z18
+	VFMADD231PS   512(AX), Z20, Z20
+	VFMADD231PS   Z13, Z18, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z14, (SI)(CX*4)
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3056
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3058
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-unusual2533:
-	MOVQ       DI, R14
-	ANDQ       $0x03, R14
-	CMPQ       R14, $0x01
-	JE         fp162536
-	JA         fp322537
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z14
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z14, K1, Z14
-	VMOVDQU32  Z3, K2, Z14
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z14, Z14
-	VPTERNLOGD $0xf8, Z16, Z4, Z14
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2540
-	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2539
+noted3058:
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3057
 
-ordinary2540:
+unusual3056:
+	MOVQ          DI, R14
+	ANDQ          $0x03, R14
+	CMPQ          R14, $0x01
+	JE            fp163060
+	JA            fp323061
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3063
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+
+noted3063:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3065
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3064
+
+ordinary3065:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2539:
-	JMP done2538
+stored3064:
+	JMP done3062
 
-fp162536:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS    Z20, Z19, Z14
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z14, Y15
-	VCVTPS2PH    $0x00, Z16, Y14
-	VINSERTI64X4 $0x01, Y14, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2542
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2541
+fp163060:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z14, Y15
+	VCVTPS2PH     $0x00, Z16, Y14
+	VINSERTI64X4  $0x01, Y14, Z15, Z15
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3066
+	VPSUBW        (BX)(CX*2), Y15, Y14
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z15, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-ordinary2542:
+noted3066:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3068
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3067
+
+ordinary3068:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2541:
-	JMP done2538
+stored3067:
+	JMP done3062
 
-fp322537:
-done2538:
-stored2534:
+fp323061:
+done3062:
+stored3057:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2531:
+check3054:
 	CMPQ CX, R12
-	JB   next2530
+	JB   next3053
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2530
-	JMP  done2529
+	JB   next3053
+	JMP  done3052
 
-fp162527:
+fp163050:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check2544
+	JMP  check3070
 
-next2543:
+next3069:
 	TESTQ     R10, R10
-	JEQ       kept2545
+	JEQ       kept3071
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -4453,167 +7099,320 @@ next2543:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2545:
-	PREFETCHT0  (SI)(R13*4)
-	PREFETCHT0  64(SI)(R13*4)
-	PREFETCHT0  (R8)(R13*2)
-	PREFETCHT0  (R9)(R13*2)
-	PREFETCHT0  (DX)(R13*2)
-	VCVTPH2PS   (DX)(CX*2), Z14
-	VCVTPH2PS   32(DX)(CX*2), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z14, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z14, Z18
-	VMOVUPS     (SI)(CX*4), Z14
-	VMOVUPS     64(SI)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z16, Z14, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z16, Z14, Z20
-	VMULPS      (AX), Z17, Z17
-	VFMADD231PS 64(AX), Z19, Z17
-	VMULPS      (AX), Z18, Z18
-	VFMADD231PS 64(AX), Z20, Z18
-	VMOVDQU32   (R8)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z14
-	VPANDD      Z4, Z16, Z16
-	VMULPS      Z14, Z8, Z14
-	VFMADD231PS Z9, Z17, Z14
-	VMULPS      Z16, Z8, Z16
-	VFMADD231PS Z9, Z18, Z16
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMOVDQU32   (R9)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z4, Z22, Z22
-	VMULPS      Z21, Z10, Z21
-	VFMADD231PS Z11, Z17, Z21
-	VMULPS      Z22, Z10, Z17
-	VFMADD231PS Z11, Z18, Z17
-	VPADDD      pattern00008000<>+0(SB), Z14, Z18
-	VPADDD      pattern00008000<>+0(SB), Z16, Z22
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z22, Z4, Z18
-	VMOVDQU32   Z18, (R8)(CX*2)
-	VPMULLD     Z7, Z7, Z18
-	VPSRLD      $0x10, Z18, Z18
-	VPADDD      Z5, Z7, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z21, Z18, Z18
-	VPADDD      Z17, Z22, Z22
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z22, Z4, Z18
-	VMOVDQU32   Z18, (R9)(CX*2)
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z21, Z21
-	VSQRTPS     Z17, Z17
-	VFMADD213PS 448(AX), Z12, Z21
-	VDIVPS      Z21, Z14, Z14
-	VFMADD231PS 512(AX), Z19, Z19
-	VFMADD231PS Z13, Z14, Z19
-	VFMADD213PS 448(AX), Z12, Z17
-	VDIVPS      Z17, Z16, Z16
-	VFMADD231PS 512(AX), Z20, Z20
-	VFMADD231PS Z13, Z16, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS   Z20, Z19, Z14
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z14, (SI)(CX*4)
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2546
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z14
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z14, K1, Z14
-	VMOVDQU32   Z3, K2, Z14
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z16, Z4, Z14
-	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2547
+kept3071:
+	PREFETCHT0    (SI)(R13*4)
+	PREFETCHT0    64(SI)(R13*4)
+	PREFETCHT0    (R8)(R13*2)
+	PREFETCHT0    (R9)(R13*2)
+	PREFETCHT0    (DX)(R13*2)
+	VCVTPH2PS     (DX)(CX*2), Z14
+	VCVTPH2PS     32(DX)(CX*2), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z14, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z14, Z18
+	VMOVUPS       (SI)(CX*4), Z14
+	VMOVUPS       64(SI)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z16, Z14, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z16, Z14, Z20
+	VMULPS        (AX), Z17, Z17
+	VFMADD231PS   64(AX), Z19, Z17
+	VMULPS        (AX), Z18, Z18
+	VFMADD231PS   64(AX), Z20, Z18
+	VMOVDQU32     (R8)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z14
+	VPANDD        Z4, Z16, Z16
+	VMULPS        Z14, Z8, Z14
+	VFMADD231PS   Z9, Z17, Z14
+	VMULPS        Z16, Z8, Z16
+	VFMADD231PS   Z9, Z18, Z16
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMOVDQU32     (R9)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z4, Z22, Z22
+	VMULPS        Z21, Z10, Z21
+	VFMADD231PS   Z11, Z17, Z21
+	VMULPS        Z22, Z10, Z17
+	VFMADD231PS   Z11, Z18, Z17
+	VPADDD        pattern00008000<>+0(SB), Z14, Z18
+	VPADDD        pattern00008000<>+0(SB), Z16, Z22
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z22, Z4, Z18
+	VMOVDQU32     Z18, (R8)(CX*2)
+	VPMULLD       Z7, Z7, Z18
+	VPSRLD        $0x10, Z18, Z18
+	VPADDD        Z5, Z7, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z21, Z18, Z18
+	VPADDD        Z17, Z22, Z22
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z22, Z4, Z18
+	VMOVDQU32     Z18, (R9)(CX*2)
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z21, Z21
+	VSQRTPS       Z17, Z17
+	VFMADD213PS   448(AX), Z12, Z21
+	VDIVPS        Z21, Z14, Z14
+	VFMADD231PS   512(AX), Z19, Z19
+	VFMADD231PS   Z13, Z14, Z19
+	VFMADD213PS   448(AX), Z12, Z17
+	VDIVPS        Z17, Z16, Z16
+	VFMADD231PS   512(AX), Z20, Z20
+	VFMADD231PS   Z13, Z16, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z14, (SI)(CX*4)
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3072
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3074
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-unusual2546:
-	MOVQ       DI, R14
-	ANDQ       $0x03, R14
-	CMPQ       R14, $0x01
-	JE         fp162549
-	JA         fp322550
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z14
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z14, K1, Z14
-	VMOVDQU32  Z3, K2, Z14
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z14, Z14
-	VPTERNLOGD $0xf8, Z16, Z4, Z14
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2553
-	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2552
+noted3074:
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3073
 
-ordinary2553:
+unusual3072:
+	MOVQ          DI, R14
+	ANDQ          $0x03, R14
+	CMPQ          R14, $0x01
+	JE            fp163076
+	JA            fp323077
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3079
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+
+noted3079:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3081
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3080
+
+ordinary3081:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2552:
-	JMP done2551
+stored3080:
+	JMP done3078
 
-fp162549:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS    Z20, Z19, Z14
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z14, Y15
-	VCVTPS2PH    $0x00, Z16, Y14
-	VINSERTI64X4 $0x01, Y14, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2555
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2554
+fp163076:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z14, Y15
+	VCVTPS2PH     $0x00, Z16, Y14
+	VINSERTI64X4  $0x01, Y14, Z15, Z15
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3082
+	VPSUBW        (BX)(CX*2), Y15, Y14
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z15, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-ordinary2555:
+noted3082:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3084
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3083
+
+ordinary3084:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2554:
-	JMP done2551
+stored3083:
+	JMP done3078
 
-fp322550:
-done2551:
-stored2547:
+fp323077:
+done3078:
+stored3073:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2544:
+check3070:
 	CMPQ CX, R12
-	JB   next2543
+	JB   next3069
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2543
-	JMP  done2529
+	JB   next3069
+	JMP  done3052
 
-fp322528:
+fp323051:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check2557
+	JMP  check3086
 
-next2556:
+next3085:
 	TESTQ     R10, R10
-	JEQ       kept2558
+	JEQ       kept3087
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -4627,166 +7426,319 @@ next2556:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2558:
-	PREFETCHT0  (SI)(R13*4)
-	PREFETCHT0  64(SI)(R13*4)
-	PREFETCHT0  (R8)(R13*2)
-	PREFETCHT0  (R9)(R13*2)
-	PREFETCHT0  (DX)(R13*4)
-	PREFETCHT0  64(DX)(R13*4)
-	VMOVUPS     (DX)(CX*4), Z14
-	VMOVUPS     64(DX)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z14, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z14, Z18
-	VMOVUPS     (SI)(CX*4), Z14
-	VMOVUPS     64(SI)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z16, Z14, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z16, Z14, Z20
-	VMULPS      (AX), Z17, Z17
-	VFMADD231PS 64(AX), Z19, Z17
-	VMULPS      (AX), Z18, Z18
-	VFMADD231PS 64(AX), Z20, Z18
-	VMOVDQU32   (R8)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z14
-	VPANDD      Z4, Z16, Z16
-	VMULPS      Z14, Z8, Z14
-	VFMADD231PS Z9, Z17, Z14
-	VMULPS      Z16, Z8, Z16
-	VFMADD231PS Z9, Z18, Z16
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMOVDQU32   (R9)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z4, Z22, Z22
-	VMULPS      Z21, Z10, Z21
-	VFMADD231PS Z11, Z17, Z21
-	VMULPS      Z22, Z10, Z17
-	VFMADD231PS Z11, Z18, Z17
-	VPADDD      pattern00008000<>+0(SB), Z14, Z18
-	VPADDD      pattern00008000<>+0(SB), Z16, Z22
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z22, Z4, Z18
-	VMOVDQU32   Z18, (R8)(CX*2)
-	VPMULLD     Z7, Z7, Z18
-	VPSRLD      $0x10, Z18, Z18
-	VPADDD      Z5, Z7, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z21, Z18, Z18
-	VPADDD      Z17, Z22, Z22
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z22, Z4, Z18
-	VMOVDQU32   Z18, (R9)(CX*2)
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z21, Z21
-	VSQRTPS     Z17, Z17
-	VFMADD213PS 448(AX), Z12, Z21
-	VDIVPS      Z21, Z14, Z14
-	VFMADD231PS 512(AX), Z19, Z19
-	VFMADD231PS Z13, Z14, Z19
-	VFMADD213PS 448(AX), Z12, Z17
-	VDIVPS      Z17, Z16, Z16
-	VFMADD231PS 512(AX), Z20, Z20
-	VFMADD231PS Z13, Z16, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS   Z20, Z19, Z14
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z14, (SI)(CX*4)
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2559
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z14
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z14, K1, Z14
-	VMOVDQU32   Z3, K2, Z14
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z16, Z4, Z14
-	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2560
+kept3087:
+	PREFETCHT0    (SI)(R13*4)
+	PREFETCHT0    64(SI)(R13*4)
+	PREFETCHT0    (R8)(R13*2)
+	PREFETCHT0    (R9)(R13*2)
+	PREFETCHT0    (DX)(R13*4)
+	PREFETCHT0    64(DX)(R13*4)
+	VMOVUPS       (DX)(CX*4), Z14
+	VMOVUPS       64(DX)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z14, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z14, Z18
+	VMOVUPS       (SI)(CX*4), Z14
+	VMOVUPS       64(SI)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z16, Z14, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z16, Z14, Z20
+	VMULPS        (AX), Z17, Z17
+	VFMADD231PS   64(AX), Z19, Z17
+	VMULPS        (AX), Z18, Z18
+	VFMADD231PS   64(AX), Z20, Z18
+	VMOVDQU32     (R8)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z14
+	VPANDD        Z4, Z16, Z16
+	VMULPS        Z14, Z8, Z14
+	VFMADD231PS   Z9, Z17, Z14
+	VMULPS        Z16, Z8, Z16
+	VFMADD231PS   Z9, Z18, Z16
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMOVDQU32     (R9)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z4, Z22, Z22
+	VMULPS        Z21, Z10, Z21
+	VFMADD231PS   Z11, Z17, Z21
+	VMULPS        Z22, Z10, Z17
+	VFMADD231PS   Z11, Z18, Z17
+	VPADDD        pattern00008000<>+0(SB), Z14, Z18
+	VPADDD        pattern00008000<>+0(SB), Z16, Z22
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z22, Z4, Z18
+	VMOVDQU32     Z18, (R8)(CX*2)
+	VPMULLD       Z7, Z7, Z18
+	VPSRLD        $0x10, Z18, Z18
+	VPADDD        Z5, Z7, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z21, Z18, Z18
+	VPADDD        Z17, Z22, Z22
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z22, Z4, Z18
+	VMOVDQU32     Z18, (R9)(CX*2)
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z21, Z21
+	VSQRTPS       Z17, Z17
+	VFMADD213PS   448(AX), Z12, Z21
+	VDIVPS        Z21, Z14, Z14
+	VFMADD231PS   512(AX), Z19, Z19
+	VFMADD231PS   Z13, Z14, Z19
+	VFMADD213PS   448(AX), Z12, Z17
+	VDIVPS        Z17, Z16, Z16
+	VFMADD231PS   512(AX), Z20, Z20
+	VFMADD231PS   Z13, Z16, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z14, (SI)(CX*4)
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3088
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3090
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-unusual2559:
-	MOVQ       DI, R14
-	ANDQ       $0x03, R14
-	CMPQ       R14, $0x01
-	JE         fp162562
-	JA         fp322563
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z14
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z14, K1, Z14
-	VMOVDQU32  Z3, K2, Z14
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z14, Z14
-	VPTERNLOGD $0xf8, Z16, Z4, Z14
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2566
-	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2565
+noted3090:
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3089
 
-ordinary2566:
+unusual3088:
+	MOVQ          DI, R14
+	ANDQ          $0x03, R14
+	CMPQ          R14, $0x01
+	JE            fp163092
+	JA            fp323093
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3095
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+
+noted3095:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3097
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3096
+
+ordinary3097:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2565:
-	JMP done2564
+stored3096:
+	JMP done3094
 
-fp162562:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS    Z20, Z19, Z14
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z14, Y15
-	VCVTPS2PH    $0x00, Z16, Y14
-	VINSERTI64X4 $0x01, Y14, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2568
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2567
+fp163092:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z14, Y15
+	VCVTPS2PH     $0x00, Z16, Y14
+	VINSERTI64X4  $0x01, Y14, Z15, Z15
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3098
+	VPSUBW        (BX)(CX*2), Y15, Y14
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z15, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-ordinary2568:
+noted3098:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3100
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3099
+
+ordinary3100:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2567:
-	JMP done2564
+stored3099:
+	JMP done3094
 
-fp322563:
-done2564:
-stored2560:
+fp323093:
+done3094:
+stored3089:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2557:
+check3086:
 	CMPQ CX, R12
-	JB   next2556
+	JB   next3085
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2556
+	JB   next3085
 
-done2529:
-updated2482:
+done3052:
+updated2996:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func lionFP32BF16AVX512(a *Arguments)
-// Requires: AVX, AVX512DQ, AVX512F, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -4813,10 +7765,10 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2569
+	JEQ       aligned3101
 	ORQ       $0x04, DI
 
-aligned2569:
+aligned3101:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z5
@@ -4835,23 +7787,23 @@ aligned2569:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	TESTQ   R13, R13
-	JEQ     plain2570
+	JEQ     plain3102
 	VPXORQ  Z6, Z6, Z6
 	VPXORQ  Z7, Z7, Z7
 	VPXORQ  Z8, Z8, Z8
 	VPXORQ  Z9, Z9, Z9
 	CMPQ    CX, $0x01
-	JE      fp162573
-	JA      fp322574
+	JE      fp163105
+	JA      fp323106
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check2577
+	JMP     check3109
 
-next2576:
+next3108:
 	TESTQ     R9, R9
-	JEQ       kept2578
+	JEQ       kept3110
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z17
@@ -4863,161 +7815,314 @@ next2576:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2578:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z6, Z6
-	VPADDQ      64(SI)(CX*4), Z6, Z6
-	VPADDQ      (R8)(CX*2), Z8, Z8
-	PREFETCHT0  (DX)(R12*2)
-	VMOVDQU32   (DX)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z4, Z18, Z18
-	VMOVUPS     (SI)(CX*4), Z19
-	VMOVUPS     64(SI)(CX*4), Z20
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
-	VPERMI2PS   Z20, Z19, Z21
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
-	VPERMI2PS   Z20, Z19, Z22
-	VMULPS      (AX), Z17, Z17
-	VFMADD231PS 64(AX), Z21, Z17
-	VMULPS      (AX), Z18, Z18
-	VFMADD231PS 64(AX), Z22, Z18
-	VMOVDQU32   (R8)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z19
-	VPANDD      Z4, Z20, Z20
-	VMULPS      Z19, Z5, Z23
-	VFMADD231PS Z13, Z17, Z23
-	VFMADD231PS 512(AX), Z21, Z21
-	VPXORD      Z10, Z10, Z10
-	VANDPS      pattern80000000<>+0(SB), Z23, Z24
-	VXORPS      Z16, Z24, Z24
-	VCMPPS      $0x00, Z10, Z23, K1
-	VCMPPS      $0x03, Z23, Z23, K2
-	VMOVDQA32   Z10, K1, Z24
-	VMOVDQA32   Z23, K2, Z24
-	VADDPS      Z24, Z21, Z21
-	VMULPS      Z20, Z5, Z23
-	VFMADD231PS Z13, Z18, Z23
-	VFMADD231PS 512(AX), Z22, Z22
-	VPXORD      Z11, Z11, Z11
-	VANDPS      pattern80000000<>+0(SB), Z23, Z24
-	VXORPS      Z16, Z24, Z24
-	VCMPPS      $0x00, Z11, Z23, K1
-	VCMPPS      $0x03, Z23, Z23, K2
-	VMOVDQA32   Z11, K1, Z24
-	VMOVDQA32   Z23, K2, Z24
-	VADDPS      Z24, Z22, Z22
-	VMULPS      Z19, Z14, Z19
-	VFMADD231PS Z15, Z17, Z19
-	VMULPS      Z20, Z14, Z17
-	VFMADD231PS Z15, Z18, Z17
-	VPADDD      pattern00008000<>+0(SB), Z19, Z18
-	VPADDD      pattern00008000<>+0(SB), Z17, Z17
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z17, Z4, Z18
-	VMOVDQU32   Z18, (R8)(CX*2)
-	VPADDQ      Z18, Z9, Z9
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS   Z22, Z21, Z17
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z22, Z21, Z18
-	VMOVUPS     Z17, (SI)(CX*4)
-	VPADDQ      Z17, Z7, Z7
-	VMOVUPS     Z18, 64(SI)(CX*4)
-	VPADDQ      Z18, Z7, Z7
-	TESTQ       DI, DI
-	JNE         unusual2579
-	VPTESTMD    Z0, Z21, K1
-	VPADDD      Z1, Z21, Z17
-	VCMPPS      $0x03, Z21, Z21, K2
-	VPADDD      Z2, Z17, K1, Z17
-	VMOVDQU32   Z3, K2, Z17
-	VPTESTMD    Z0, Z22, K1
-	VPADDD      Z1, Z22, Z18
-	VCMPPS      $0x03, Z22, Z22, K2
-	VPADDD      Z2, Z18, K1, Z18
-	VMOVDQU32   Z3, K2, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z4, Z17
-	VMOVNTDQ    Z17, (BX)(CX*2)
-	JMP         stored2580
+kept3110:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z6, Z6
+	VPADDQ        64(SI)(CX*4), Z6, Z6
+	VPADDQ        (R8)(CX*2), Z8, Z8
+	PREFETCHT0    (DX)(R12*2)
+	VMOVDQU32     (DX)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z4, Z18, Z18
+	VMOVUPS       (SI)(CX*4), Z19
+	VMOVUPS       64(SI)(CX*4), Z20
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS     Z20, Z19, Z21
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS     Z20, Z19, Z22
+	VMULPS        (AX), Z17, Z17
+	VFMADD231PS   64(AX), Z21, Z17
+	VMULPS        (AX), Z18, Z18
+	VFMADD231PS   64(AX), Z22, Z18
+	VMOVDQU32     (R8)(CX*2), Z20
+	VPSLLD        $0x10, Z20, Z19
+	VPANDD        Z4, Z20, Z20
+	VMULPS        Z19, Z5, Z23
+	VFMADD231PS   Z13, Z17, Z23
+	VFMADD231PS   512(AX), Z21, Z21
+	VPXORD        Z10, Z10, Z10
+	VANDPS        pattern80000000<>+0(SB), Z23, Z24
+	VXORPS        Z16, Z24, Z24
+	VCMPPS        $0x00, Z10, Z23, K1
+	VCMPPS        $0x03, Z23, Z23, K2
+	VMOVDQA32     Z10, K1, Z24
+	VMOVDQA32     Z23, K2, Z24
+	VADDPS        Z24, Z21, Z21
+	VMULPS        Z20, Z5, Z23
+	VFMADD231PS   Z13, Z18, Z23
+	VFMADD231PS   512(AX), Z22, Z22
+	VPXORD        Z11, Z11, Z11
+	VANDPS        pattern80000000<>+0(SB), Z23, Z24
+	VXORPS        Z16, Z24, Z24
+	VCMPPS        $0x00, Z11, Z23, K1
+	VCMPPS        $0x03, Z23, Z23, K2
+	VMOVDQA32     Z11, K1, Z24
+	VMOVDQA32     Z23, K2, Z24
+	VADDPS        Z24, Z22, Z22
+	VMULPS        Z19, Z14, Z19
+	VFMADD231PS   Z15, Z17, Z19
+	VMULPS        Z20, Z14, Z17
+	VFMADD231PS   Z15, Z18, Z17
+	VPADDD        pattern00008000<>+0(SB), Z19, Z18
+	VPADDD        pattern00008000<>+0(SB), Z17, Z17
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z17, Z4, Z18
+	VMOVDQU32     Z18, (R8)(CX*2)
+	VPADDQ        Z18, Z9, Z9
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z22, Z21, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VMOVUPS       Z17, (SI)(CX*4)
+	VPADDQ        Z17, Z7, Z7
+	VMOVUPS       Z18, 64(SI)(CX*4)
+	VPADDQ        Z18, Z7, Z7
+	TESTQ         DI, DI
+	JNE           unusual3111
+	VPTESTMD      Z0, Z21, K1
+	VPADDD        Z1, Z21, Z17
+	VCMPPS        $0x03, Z21, Z21, K2
+	VPADDD        Z2, Z17, K1, Z17
+	VMOVDQU32     Z3, K2, Z17
+	VPTESTMD      Z0, Z22, K1
+	VPADDD        Z1, Z22, Z18
+	VCMPPS        $0x03, Z22, Z22, K2
+	VPADDD        Z2, Z18, K1, Z18
+	VMOVDQU32     Z3, K2, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z4, Z17
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3113
+	VPSUBW        (BX)(CX*2), Y17, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2579:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162582
-	JA         fp322583
-	VPTESTMD   Z0, Z21, K1
-	VPADDD     Z1, Z21, Z17
-	VCMPPS     $0x03, Z21, Z21, K2
-	VPADDD     Z2, Z17, K1, Z17
-	VMOVDQU32  Z3, K2, Z17
-	VPTESTMD   Z0, Z22, K1
-	VPADDD     Z1, Z22, Z18
-	VCMPPS     $0x03, Z22, Z22, K2
-	VPADDD     Z2, Z18, K1, Z18
-	VMOVDQU32  Z3, K2, Z18
-	VPSRLD     $0x10, Z17, Z17
-	VPTERNLOGD $0xf8, Z18, Z4, Z17
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2586
-	VMOVNTDQ   Z17, (BX)(CX*2)
-	JMP        stored2585
+noted3113:
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored3112
 
-ordinary2586:
+unusual3111:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163115
+	JA            fp323116
+	VPTESTMD      Z0, Z21, K1
+	VPADDD        Z1, Z21, Z17
+	VCMPPS        $0x03, Z21, Z21, K2
+	VPADDD        Z2, Z17, K1, Z17
+	VMOVDQU32     Z3, K2, Z17
+	VPTESTMD      Z0, Z22, K1
+	VPADDD        Z1, Z22, Z18
+	VCMPPS        $0x03, Z22, Z22, K2
+	VPADDD        Z2, Z18, K1, Z18
+	VMOVDQU32     Z3, K2, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z4, Z17
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3118
+	VPSUBW        (BX)(CX*2), Y17, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3118:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3120
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored3119
+
+ordinary3120:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored2585:
-	JMP done2584
+stored3119:
+	JMP done3117
 
-fp162582:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS    Z22, Z21, Z17
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z22, Z21, Z18
-	VPXORD       Z12, Z12, Z12
-	VCVTPS2PH    $0x00, Z17, Y12
-	VCVTPS2PH    $0x00, Z18, Y17
-	VINSERTI64X4 $0x01, Y17, Z12, Z12
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2588
-	VMOVNTDQ     Z12, (BX)(CX*2)
-	JMP          stored2587
+fp163115:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z22, Z21, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VPXORD        Z12, Z12, Z12
+	VCVTPS2PH     $0x00, Z17, Y12
+	VCVTPS2PH     $0x00, Z18, Y17
+	VINSERTI64X4  $0x01, Y17, Z12, Z12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3121
+	VPSUBW        (BX)(CX*2), Y12, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z12, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2588:
+noted3121:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3123
+	VMOVNTDQ Z12, (BX)(CX*2)
+	JMP      stored3122
+
+ordinary3123:
 	VMOVDQU32 Z12, (BX)(CX*2)
 
-stored2587:
-	JMP done2584
+stored3122:
+	JMP done3117
 
-fp322583:
-done2584:
-stored2580:
+fp323116:
+done3117:
+stored3112:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2577:
+check3109:
 	CMPQ CX, R11
-	JB   next2576
+	JB   next3108
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2576
-	JMP  done2575
+	JB   next3108
+	JMP  done3107
 
-fp162573:
+fp163105:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2590
+	JMP  check3125
 
-next2589:
+next3124:
 	TESTQ     R9, R9
-	JEQ       kept2591
+	JEQ       kept3126
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -5029,164 +8134,317 @@ next2589:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2591:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z6, Z6
-	VPADDQ      64(SI)(CX*4), Z6, Z6
-	VPADDQ      (R8)(CX*2), Z8, Z8
-	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z10
-	VCVTPH2PS   32(DX)(CX*2), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z18, Z10, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z18, Z10, Z20
-	VMOVUPS     (SI)(CX*4), Z10
-	VMOVUPS     64(SI)(CX*4), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
-	VPERMI2PS   Z18, Z10, Z21
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
-	VPERMI2PS   Z18, Z10, Z22
-	VMULPS      (AX), Z19, Z19
-	VFMADD231PS 64(AX), Z21, Z19
-	VMULPS      (AX), Z20, Z20
-	VFMADD231PS 64(AX), Z22, Z20
-	VMOVDQU32   (R8)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z10
-	VPANDD      Z4, Z18, Z18
-	VMULPS      Z10, Z5, Z23
-	VFMADD231PS Z13, Z19, Z23
-	VFMADD231PS 512(AX), Z21, Z21
-	VPXORD      Z11, Z11, Z11
-	VANDPS      pattern80000000<>+0(SB), Z23, Z24
-	VXORPS      Z16, Z24, Z24
-	VCMPPS      $0x00, Z11, Z23, K1
-	VCMPPS      $0x03, Z23, Z23, K2
-	VMOVDQA32   Z11, K1, Z24
-	VMOVDQA32   Z23, K2, Z24
-	VADDPS      Z24, Z21, Z21
-	VMULPS      Z18, Z5, Z23
-	VFMADD231PS Z13, Z20, Z23
-	VFMADD231PS 512(AX), Z22, Z22
-	VPXORD      Z12, Z12, Z12
-	VANDPS      pattern80000000<>+0(SB), Z23, Z24
-	VXORPS      Z16, Z24, Z24
-	VCMPPS      $0x00, Z12, Z23, K1
-	VCMPPS      $0x03, Z23, Z23, K2
-	VMOVDQA32   Z12, K1, Z24
-	VMOVDQA32   Z23, K2, Z24
-	VADDPS      Z24, Z22, Z22
-	VMULPS      Z10, Z14, Z10
-	VFMADD231PS Z15, Z19, Z10
-	VMULPS      Z18, Z14, Z18
-	VFMADD231PS Z15, Z20, Z18
-	VPADDD      pattern00008000<>+0(SB), Z10, Z10
-	VPADDD      pattern00008000<>+0(SB), Z18, Z18
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z18, Z4, Z10
-	VMOVDQU32   Z10, (R8)(CX*2)
-	VPADDQ      Z10, Z9, Z9
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS   Z22, Z21, Z10
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z22, Z21, Z18
-	VMOVUPS     Z10, (SI)(CX*4)
-	VPADDQ      Z10, Z7, Z7
-	VMOVUPS     Z18, 64(SI)(CX*4)
-	VPADDQ      Z18, Z7, Z7
-	TESTQ       DI, DI
-	JNE         unusual2592
-	VPTESTMD    Z0, Z21, K1
-	VPADDD      Z1, Z21, Z10
-	VCMPPS      $0x03, Z21, Z21, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPTESTMD    Z0, Z22, K1
-	VPADDD      Z1, Z22, Z18
-	VCMPPS      $0x03, Z22, Z22, K2
-	VPADDD      Z2, Z18, K1, Z18
-	VMOVDQU32   Z3, K2, Z18
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z18, Z4, Z10
-	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2593
+kept3126:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z6, Z6
+	VPADDQ        64(SI)(CX*4), Z6, Z6
+	VPADDQ        (R8)(CX*2), Z8, Z8
+	PREFETCHT0    (DX)(R12*2)
+	VCVTPH2PS     (DX)(CX*2), Z10
+	VCVTPH2PS     32(DX)(CX*2), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z18, Z10, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z18, Z10, Z20
+	VMOVUPS       (SI)(CX*4), Z10
+	VMOVUPS       64(SI)(CX*4), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS     Z18, Z10, Z21
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS     Z18, Z10, Z22
+	VMULPS        (AX), Z19, Z19
+	VFMADD231PS   64(AX), Z21, Z19
+	VMULPS        (AX), Z20, Z20
+	VFMADD231PS   64(AX), Z22, Z20
+	VMOVDQU32     (R8)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z10
+	VPANDD        Z4, Z18, Z18
+	VMULPS        Z10, Z5, Z23
+	VFMADD231PS   Z13, Z19, Z23
+	VFMADD231PS   512(AX), Z21, Z21
+	VPXORD        Z11, Z11, Z11
+	VANDPS        pattern80000000<>+0(SB), Z23, Z24
+	VXORPS        Z16, Z24, Z24
+	VCMPPS        $0x00, Z11, Z23, K1
+	VCMPPS        $0x03, Z23, Z23, K2
+	VMOVDQA32     Z11, K1, Z24
+	VMOVDQA32     Z23, K2, Z24
+	VADDPS        Z24, Z21, Z21
+	VMULPS        Z18, Z5, Z23
+	VFMADD231PS   Z13, Z20, Z23
+	VFMADD231PS   512(AX), Z22, Z22
+	VPXORD        Z12, Z12, Z12
+	VANDPS        pattern80000000<>+0(SB), Z23, Z24
+	VXORPS        Z16, Z24, Z24
+	VCMPPS        $0x00, Z12, Z23, K1
+	VCMPPS        $0x03, Z23, Z23, K2
+	VMOVDQA32     Z12, K1, Z24
+	VMOVDQA32     Z23, K2, Z24
+	VADDPS        Z24, Z22, Z22
+	VMULPS        Z10, Z14, Z10
+	VFMADD231PS   Z15, Z19, Z10
+	VMULPS        Z18, Z14, Z18
+	VFMADD231PS   Z15, Z20, Z18
+	VPADDD        pattern00008000<>+0(SB), Z10, Z10
+	VPADDD        pattern00008000<>+0(SB), Z18, Z18
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z18, Z4, Z10
+	VMOVDQU32     Z10, (R8)(CX*2)
+	VPADDQ        Z10, Z9, Z9
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z22, Z21, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VMOVUPS       Z10, (SI)(CX*4)
+	VPADDQ        Z10, Z7, Z7
+	VMOVUPS       Z18, 64(SI)(CX*4)
+	VPADDQ        Z18, Z7, Z7
+	TESTQ         DI, DI
+	JNE           unusual3127
+	VPTESTMD      Z0, Z21, K1
+	VPADDD        Z1, Z21, Z10
+	VCMPPS        $0x03, Z21, Z21, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z22, K1
+	VPADDD        Z1, Z22, Z18
+	VCMPPS        $0x03, Z22, Z22, K2
+	VPADDD        Z2, Z18, K1, Z18
+	VMOVDQU32     Z3, K2, Z18
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z18, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3129
+	VPSUBW        (BX)(CX*2), Y10, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2592:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162595
-	JA         fp322596
-	VPTESTMD   Z0, Z21, K1
-	VPADDD     Z1, Z21, Z10
-	VCMPPS     $0x03, Z21, Z21, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPTESTMD   Z0, Z22, K1
-	VPADDD     Z1, Z22, Z18
-	VCMPPS     $0x03, Z22, Z22, K2
-	VPADDD     Z2, Z18, K1, Z18
-	VMOVDQU32  Z3, K2, Z18
-	VPSRLD     $0x10, Z10, Z10
-	VPTERNLOGD $0xf8, Z18, Z4, Z10
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2599
-	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2598
+noted3129:
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3128
 
-ordinary2599:
+unusual3127:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163131
+	JA            fp323132
+	VPTESTMD      Z0, Z21, K1
+	VPADDD        Z1, Z21, Z10
+	VCMPPS        $0x03, Z21, Z21, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z22, K1
+	VPADDD        Z1, Z22, Z18
+	VCMPPS        $0x03, Z22, Z22, K2
+	VPADDD        Z2, Z18, K1, Z18
+	VMOVDQU32     Z3, K2, Z18
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z18, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3134
+	VPSUBW        (BX)(CX*2), Y10, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3134:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3136
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3135
+
+ordinary3136:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2598:
-	JMP done2597
+stored3135:
+	JMP done3133
 
-fp162595:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS    Z22, Z21, Z10
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z22, Z21, Z18
-	VPXORD       Z17, Z17, Z17
-	VCVTPS2PH    $0x00, Z10, Y17
-	VCVTPS2PH    $0x00, Z18, Y10
-	VINSERTI64X4 $0x01, Y10, Z17, Z17
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2601
-	VMOVNTDQ     Z17, (BX)(CX*2)
-	JMP          stored2600
+fp163131:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z22, Z21, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VPXORD        Z17, Z17, Z17
+	VCVTPS2PH     $0x00, Z10, Y17
+	VCVTPS2PH     $0x00, Z18, Y10
+	VINSERTI64X4  $0x01, Y10, Z17, Z17
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3137
+	VPSUBW        (BX)(CX*2), Y17, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z17, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2601:
+noted3137:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3139
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored3138
+
+ordinary3139:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored2600:
-	JMP done2597
+stored3138:
+	JMP done3133
 
-fp322596:
-done2597:
-stored2593:
+fp323132:
+done3133:
+stored3128:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2590:
+check3125:
 	CMPQ CX, R11
-	JB   next2589
+	JB   next3124
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2589
-	JMP  done2575
+	JB   next3124
+	JMP  done3107
 
-fp322574:
+fp323106:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2603
+	JMP  check3141
 
-next2602:
+next3140:
 	TESTQ     R9, R9
-	JEQ       kept2604
+	JEQ       kept3142
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -5198,176 +8456,329 @@ next2602:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2604:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z6, Z6
-	VPADDQ      64(SI)(CX*4), Z6, Z6
-	VPADDQ      (R8)(CX*2), Z8, Z8
-	PREFETCHT0  (DX)(R12*4)
-	PREFETCHT0  64(DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z10
-	VMOVUPS     64(DX)(CX*4), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z18, Z10, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z18, Z10, Z20
-	VMOVUPS     (SI)(CX*4), Z10
-	VMOVUPS     64(SI)(CX*4), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
-	VPERMI2PS   Z18, Z10, Z21
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
-	VPERMI2PS   Z18, Z10, Z22
-	VMULPS      (AX), Z19, Z19
-	VFMADD231PS 64(AX), Z21, Z19
-	VMULPS      (AX), Z20, Z20
-	VFMADD231PS 64(AX), Z22, Z20
-	VMOVDQU32   (R8)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z10
-	VPANDD      Z4, Z18, Z18
-	VMULPS      Z10, Z5, Z23
-	VFMADD231PS Z13, Z19, Z23
-	VFMADD231PS 512(AX), Z21, Z21
-	VPXORD      Z11, Z11, Z11
-	VANDPS      pattern80000000<>+0(SB), Z23, Z24
-	VXORPS      Z16, Z24, Z24
-	VCMPPS      $0x00, Z11, Z23, K1
-	VCMPPS      $0x03, Z23, Z23, K2
-	VMOVDQA32   Z11, K1, Z24
-	VMOVDQA32   Z23, K2, Z24
-	VADDPS      Z24, Z21, Z21
-	VMULPS      Z18, Z5, Z23
-	VFMADD231PS Z13, Z20, Z23
-	VFMADD231PS 512(AX), Z22, Z22
-	VPXORD      Z12, Z12, Z12
-	VANDPS      pattern80000000<>+0(SB), Z23, Z24
-	VXORPS      Z16, Z24, Z24
-	VCMPPS      $0x00, Z12, Z23, K1
-	VCMPPS      $0x03, Z23, Z23, K2
-	VMOVDQA32   Z12, K1, Z24
-	VMOVDQA32   Z23, K2, Z24
-	VADDPS      Z24, Z22, Z22
-	VMULPS      Z10, Z14, Z10
-	VFMADD231PS Z15, Z19, Z10
-	VMULPS      Z18, Z14, Z18
-	VFMADD231PS Z15, Z20, Z18
-	VPADDD      pattern00008000<>+0(SB), Z10, Z10
-	VPADDD      pattern00008000<>+0(SB), Z18, Z18
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z18, Z4, Z10
-	VMOVDQU32   Z10, (R8)(CX*2)
-	VPADDQ      Z10, Z9, Z9
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS   Z22, Z21, Z10
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z22, Z21, Z18
-	VMOVUPS     Z10, (SI)(CX*4)
-	VPADDQ      Z10, Z7, Z7
-	VMOVUPS     Z18, 64(SI)(CX*4)
-	VPADDQ      Z18, Z7, Z7
-	TESTQ       DI, DI
-	JNE         unusual2605
-	VPTESTMD    Z0, Z21, K1
-	VPADDD      Z1, Z21, Z10
-	VCMPPS      $0x03, Z21, Z21, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPTESTMD    Z0, Z22, K1
-	VPADDD      Z1, Z22, Z18
-	VCMPPS      $0x03, Z22, Z22, K2
-	VPADDD      Z2, Z18, K1, Z18
-	VMOVDQU32   Z3, K2, Z18
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z18, Z4, Z10
-	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2606
+kept3142:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z6, Z6
+	VPADDQ        64(SI)(CX*4), Z6, Z6
+	VPADDQ        (R8)(CX*2), Z8, Z8
+	PREFETCHT0    (DX)(R12*4)
+	PREFETCHT0    64(DX)(R12*4)
+	VMOVUPS       (DX)(CX*4), Z10
+	VMOVUPS       64(DX)(CX*4), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z18, Z10, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z18, Z10, Z20
+	VMOVUPS       (SI)(CX*4), Z10
+	VMOVUPS       64(SI)(CX*4), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS     Z18, Z10, Z21
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS     Z18, Z10, Z22
+	VMULPS        (AX), Z19, Z19
+	VFMADD231PS   64(AX), Z21, Z19
+	VMULPS        (AX), Z20, Z20
+	VFMADD231PS   64(AX), Z22, Z20
+	VMOVDQU32     (R8)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z10
+	VPANDD        Z4, Z18, Z18
+	VMULPS        Z10, Z5, Z23
+	VFMADD231PS   Z13, Z19, Z23
+	VFMADD231PS   512(AX), Z21, Z21
+	VPXORD        Z11, Z11, Z11
+	VANDPS        pattern80000000<>+0(SB), Z23, Z24
+	VXORPS        Z16, Z24, Z24
+	VCMPPS        $0x00, Z11, Z23, K1
+	VCMPPS        $0x03, Z23, Z23, K2
+	VMOVDQA32     Z11, K1, Z24
+	VMOVDQA32     Z23, K2, Z24
+	VADDPS        Z24, Z21, Z21
+	VMULPS        Z18, Z5, Z23
+	VFMADD231PS   Z13, Z20, Z23
+	VFMADD231PS   512(AX), Z22, Z22
+	VPXORD        Z12, Z12, Z12
+	VANDPS        pattern80000000<>+0(SB), Z23, Z24
+	VXORPS        Z16, Z24, Z24
+	VCMPPS        $0x00, Z12, Z23, K1
+	VCMPPS        $0x03, Z23, Z23, K2
+	VMOVDQA32     Z12, K1, Z24
+	VMOVDQA32     Z23, K2, Z24
+	VADDPS        Z24, Z22, Z22
+	VMULPS        Z10, Z14, Z10
+	VFMADD231PS   Z15, Z19, Z10
+	VMULPS        Z18, Z14, Z18
+	VFMADD231PS   Z15, Z20, Z18
+	VPADDD        pattern00008000<>+0(SB), Z10, Z10
+	VPADDD        pattern00008000<>+0(SB), Z18, Z18
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z18, Z4, Z10
+	VMOVDQU32     Z10, (R8)(CX*2)
+	VPADDQ        Z10, Z9, Z9
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z22, Z21, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VMOVUPS       Z10, (SI)(CX*4)
+	VPADDQ        Z10, Z7, Z7
+	VMOVUPS       Z18, 64(SI)(CX*4)
+	VPADDQ        Z18, Z7, Z7
+	TESTQ         DI, DI
+	JNE           unusual3143
+	VPTESTMD      Z0, Z21, K1
+	VPADDD        Z1, Z21, Z10
+	VCMPPS        $0x03, Z21, Z21, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z22, K1
+	VPADDD        Z1, Z22, Z18
+	VCMPPS        $0x03, Z22, Z22, K2
+	VPADDD        Z2, Z18, K1, Z18
+	VMOVDQU32     Z3, K2, Z18
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z18, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3145
+	VPSUBW        (BX)(CX*2), Y10, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2605:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162608
-	JA         fp322609
-	VPTESTMD   Z0, Z21, K1
-	VPADDD     Z1, Z21, Z10
-	VCMPPS     $0x03, Z21, Z21, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPTESTMD   Z0, Z22, K1
-	VPADDD     Z1, Z22, Z18
-	VCMPPS     $0x03, Z22, Z22, K2
-	VPADDD     Z2, Z18, K1, Z18
-	VMOVDQU32  Z3, K2, Z18
-	VPSRLD     $0x10, Z10, Z10
-	VPTERNLOGD $0xf8, Z18, Z4, Z10
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2612
-	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2611
+noted3145:
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3144
 
-ordinary2612:
+unusual3143:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163147
+	JA            fp323148
+	VPTESTMD      Z0, Z21, K1
+	VPADDD        Z1, Z21, Z10
+	VCMPPS        $0x03, Z21, Z21, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z22, K1
+	VPADDD        Z1, Z22, Z18
+	VCMPPS        $0x03, Z22, Z22, K2
+	VPADDD        Z2, Z18, K1, Z18
+	VMOVDQU32     Z3, K2, Z18
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z18, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3150
+	VPSUBW        (BX)(CX*2), Y10, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3150:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3152
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3151
+
+ordinary3152:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2611:
-	JMP done2610
+stored3151:
+	JMP done3149
 
-fp162608:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS    Z22, Z21, Z10
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z22, Z21, Z18
-	VPXORD       Z17, Z17, Z17
-	VCVTPS2PH    $0x00, Z10, Y17
-	VCVTPS2PH    $0x00, Z18, Y10
-	VINSERTI64X4 $0x01, Y10, Z17, Z17
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2614
-	VMOVNTDQ     Z17, (BX)(CX*2)
-	JMP          stored2613
+fp163147:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z22, Z21, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VPXORD        Z17, Z17, Z17
+	VCVTPS2PH     $0x00, Z10, Y17
+	VCVTPS2PH     $0x00, Z18, Y10
+	VINSERTI64X4  $0x01, Y10, Z17, Z17
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3153
+	VPSUBW        (BX)(CX*2), Y17, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z17, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2614:
+noted3153:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3155
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored3154
+
+ordinary3155:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored2613:
-	JMP done2610
+stored3154:
+	JMP done3149
 
-fp322609:
-done2610:
-stored2606:
+fp323148:
+done3149:
+stored3144:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2603:
+check3141:
 	CMPQ CX, R11
-	JB   next2602
+	JB   next3140
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2602
+	JB   next3140
 
-done2575:
+done3107:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z6, (AX)
 	VMOVDQU32 Z7, 64(AX)
 	VMOVDQU32 Z8, 256(AX)
 	VMOVDQU32 Z9, 320(AX)
-	JMP       updated2571
+	JMP       updated3103
 
-plain2570:
+plain3102:
 	CMPQ CX, $0x01
-	JE   fp162616
-	JA   fp322617
+	JE   fp163157
+	JA   fp323158
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2620
+	JMP  check3161
 
-next2619:
+next3160:
 	TESTQ     R9, R9
-	JEQ       kept2621
+	JEQ       kept3162
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -5379,155 +8790,308 @@ next2619:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2621:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VMOVDQU32   (DX)(CX*2), Z10
-	VPSLLD      $0x10, Z10, Z6
-	VPANDD      Z4, Z10, Z10
-	VMOVUPS     (SI)(CX*4), Z11
-	VMOVUPS     64(SI)(CX*4), Z12
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z12, Z11, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z12, Z11, Z18
-	VMULPS      (AX), Z6, Z6
-	VFMADD231PS 64(AX), Z17, Z6
-	VMULPS      (AX), Z10, Z10
-	VFMADD231PS 64(AX), Z18, Z10
-	VMOVDQU32   (R8)(CX*2), Z12
-	VPSLLD      $0x10, Z12, Z11
-	VPANDD      Z4, Z12, Z12
-	VMULPS      Z11, Z5, Z19
-	VFMADD231PS Z13, Z6, Z19
-	VFMADD231PS 512(AX), Z17, Z17
-	VPXORD      Z7, Z7, Z7
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z16, Z20, Z20
-	VCMPPS      $0x00, Z7, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z7, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z17, Z17
-	VMULPS      Z12, Z5, Z19
-	VFMADD231PS Z13, Z10, Z19
-	VFMADD231PS 512(AX), Z18, Z18
-	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z16, Z20, Z20
-	VCMPPS      $0x00, Z8, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z8, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z18, Z18
-	VMULPS      Z11, Z14, Z11
-	VFMADD231PS Z15, Z6, Z11
-	VMULPS      Z12, Z14, Z6
-	VFMADD231PS Z15, Z10, Z6
-	VPADDD      pattern00008000<>+0(SB), Z11, Z10
-	VPADDD      pattern00008000<>+0(SB), Z6, Z6
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z6, Z4, Z10
-	VMOVDQU32   Z10, (R8)(CX*2)
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z18, Z17, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS   Z18, Z17, Z10
-	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z10, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2622
-	VPTESTMD    Z0, Z17, K1
-	VPADDD      Z1, Z17, Z6
-	VCMPPS      $0x03, Z17, Z17, K2
-	VPADDD      Z2, Z6, K1, Z6
-	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z10
-	VCMPPS      $0x03, Z18, Z18, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z10, Z4, Z6
-	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2623
+kept3162:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*2)
+	VMOVDQU32     (DX)(CX*2), Z10
+	VPSLLD        $0x10, Z10, Z6
+	VPANDD        Z4, Z10, Z10
+	VMOVUPS       (SI)(CX*4), Z11
+	VMOVUPS       64(SI)(CX*4), Z12
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z12, Z11, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z12, Z11, Z18
+	VMULPS        (AX), Z6, Z6
+	VFMADD231PS   64(AX), Z17, Z6
+	VMULPS        (AX), Z10, Z10
+	VFMADD231PS   64(AX), Z18, Z10
+	VMOVDQU32     (R8)(CX*2), Z12
+	VPSLLD        $0x10, Z12, Z11
+	VPANDD        Z4, Z12, Z12
+	VMULPS        Z11, Z5, Z19
+	VFMADD231PS   Z13, Z6, Z19
+	VFMADD231PS   512(AX), Z17, Z17
+	VPXORD        Z7, Z7, Z7
+	VANDPS        pattern80000000<>+0(SB), Z19, Z20
+	VXORPS        Z16, Z20, Z20
+	VCMPPS        $0x00, Z7, Z19, K1
+	VCMPPS        $0x03, Z19, Z19, K2
+	VMOVDQA32     Z7, K1, Z20
+	VMOVDQA32     Z19, K2, Z20
+	VADDPS        Z20, Z17, Z17
+	VMULPS        Z12, Z5, Z19
+	VFMADD231PS   Z13, Z10, Z19
+	VFMADD231PS   512(AX), Z18, Z18
+	VPXORD        Z8, Z8, Z8
+	VANDPS        pattern80000000<>+0(SB), Z19, Z20
+	VXORPS        Z16, Z20, Z20
+	VCMPPS        $0x00, Z8, Z19, K1
+	VCMPPS        $0x03, Z19, Z19, K2
+	VMOVDQA32     Z8, K1, Z20
+	VMOVDQA32     Z19, K2, Z20
+	VADDPS        Z20, Z18, Z18
+	VMULPS        Z11, Z14, Z11
+	VFMADD231PS   Z15, Z6, Z11
+	VMULPS        Z12, Z14, Z6
+	VFMADD231PS   Z15, Z10, Z6
+	VPADDD        pattern00008000<>+0(SB), Z11, Z10
+	VPADDD        pattern00008000<>+0(SB), Z6, Z6
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z6, Z4, Z10
+	VMOVDQU32     Z10, (R8)(CX*2)
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z18, Z17, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS     Z18, Z17, Z10
+	VMOVUPS       Z6, (SI)(CX*4)
+	VMOVUPS       Z10, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3163
+	VPTESTMD      Z0, Z17, K1
+	VPADDD        Z1, Z17, Z6
+	VCMPPS        $0x03, Z17, Z17, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z18, K1
+	VPADDD        Z1, Z18, Z10
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z10, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3165
+	VPSUBW        (BX)(CX*2), Y6, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2622:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162625
-	JA         fp322626
-	VPTESTMD   Z0, Z17, K1
-	VPADDD     Z1, Z17, Z6
-	VCMPPS     $0x03, Z17, Z17, K2
-	VPADDD     Z2, Z6, K1, Z6
-	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z10
-	VCMPPS     $0x03, Z18, Z18, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z10, Z4, Z6
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2629
-	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2628
+noted3165:
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3164
 
-ordinary2629:
+unusual3163:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163167
+	JA            fp323168
+	VPTESTMD      Z0, Z17, K1
+	VPADDD        Z1, Z17, Z6
+	VCMPPS        $0x03, Z17, Z17, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z18, K1
+	VPADDD        Z1, Z18, Z10
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z10, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3170
+	VPSUBW        (BX)(CX*2), Y6, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3170:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3172
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3171
+
+ordinary3172:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2628:
-	JMP done2627
+stored3171:
+	JMP done3169
 
-fp162625:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z18, Z17, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS    Z18, Z17, Z10
-	VPXORD       Z9, Z9, Z9
-	VCVTPS2PH    $0x00, Z6, Y9
-	VCVTPS2PH    $0x00, Z10, Y6
-	VINSERTI64X4 $0x01, Y6, Z9, Z9
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2631
-	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored2630
+fp163167:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z18, Z17, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS     Z18, Z17, Z10
+	VPXORD        Z9, Z9, Z9
+	VCVTPS2PH     $0x00, Z6, Y9
+	VCVTPS2PH     $0x00, Z10, Y6
+	VINSERTI64X4  $0x01, Y6, Z9, Z9
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3173
+	VPSUBW        (BX)(CX*2), Y9, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z9, Y6
+	VPSUBW        32(BX)(CX*2), Y6, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2631:
+noted3173:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3175
+	VMOVNTDQ Z9, (BX)(CX*2)
+	JMP      stored3174
+
+ordinary3175:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored2630:
-	JMP done2627
+stored3174:
+	JMP done3169
 
-fp322626:
-done2627:
-stored2623:
+fp323168:
+done3169:
+stored3164:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2620:
+check3161:
 	CMPQ CX, R11
-	JB   next2619
+	JB   next3160
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2619
-	JMP  done2618
+	JB   next3160
+	JMP  done3159
 
-fp162616:
+fp163157:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2633
+	JMP  check3177
 
-next2632:
+next3176:
 	TESTQ     R9, R9
-	JEQ       kept2634
+	JEQ       kept3178
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -5539,158 +9103,311 @@ next2632:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2634:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z6
-	VCVTPH2PS   32(DX)(CX*2), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
-	VPERMI2PS   Z10, Z6, Z11
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
-	VPERMI2PS   Z10, Z6, Z12
-	VMOVUPS     (SI)(CX*4), Z6
-	VMOVUPS     64(SI)(CX*4), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z10, Z6, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z10, Z6, Z18
-	VMULPS      (AX), Z11, Z11
-	VFMADD231PS 64(AX), Z17, Z11
-	VMULPS      (AX), Z12, Z12
-	VFMADD231PS 64(AX), Z18, Z12
-	VMOVDQU32   (R8)(CX*2), Z10
-	VPSLLD      $0x10, Z10, Z6
-	VPANDD      Z4, Z10, Z10
-	VMULPS      Z6, Z5, Z19
-	VFMADD231PS Z13, Z11, Z19
-	VFMADD231PS 512(AX), Z17, Z17
-	VPXORD      Z7, Z7, Z7
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z16, Z20, Z20
-	VCMPPS      $0x00, Z7, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z7, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z17, Z17
-	VMULPS      Z10, Z5, Z19
-	VFMADD231PS Z13, Z12, Z19
-	VFMADD231PS 512(AX), Z18, Z18
-	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z16, Z20, Z20
-	VCMPPS      $0x00, Z8, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z8, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z18, Z18
-	VMULPS      Z6, Z14, Z6
-	VFMADD231PS Z15, Z11, Z6
-	VMULPS      Z10, Z14, Z10
-	VFMADD231PS Z15, Z12, Z10
-	VPADDD      pattern00008000<>+0(SB), Z6, Z6
-	VPADDD      pattern00008000<>+0(SB), Z10, Z10
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z10, Z4, Z6
-	VMOVDQU32   Z6, (R8)(CX*2)
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z18, Z17, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS   Z18, Z17, Z10
-	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z10, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2635
-	VPTESTMD    Z0, Z17, K1
-	VPADDD      Z1, Z17, Z6
-	VCMPPS      $0x03, Z17, Z17, K2
-	VPADDD      Z2, Z6, K1, Z6
-	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z10
-	VCMPPS      $0x03, Z18, Z18, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z10, Z4, Z6
-	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2636
+kept3178:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*2)
+	VCVTPH2PS     (DX)(CX*2), Z6
+	VCVTPH2PS     32(DX)(CX*2), Z10
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
+	VPERMI2PS     Z10, Z6, Z11
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
+	VPERMI2PS     Z10, Z6, Z12
+	VMOVUPS       (SI)(CX*4), Z6
+	VMOVUPS       64(SI)(CX*4), Z10
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z10, Z6, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z10, Z6, Z18
+	VMULPS        (AX), Z11, Z11
+	VFMADD231PS   64(AX), Z17, Z11
+	VMULPS        (AX), Z12, Z12
+	VFMADD231PS   64(AX), Z18, Z12
+	VMOVDQU32     (R8)(CX*2), Z10
+	VPSLLD        $0x10, Z10, Z6
+	VPANDD        Z4, Z10, Z10
+	VMULPS        Z6, Z5, Z19
+	VFMADD231PS   Z13, Z11, Z19
+	VFMADD231PS   512(AX), Z17, Z17
+	VPXORD        Z7, Z7, Z7
+	VANDPS        pattern80000000<>+0(SB), Z19, Z20
+	VXORPS        Z16, Z20, Z20
+	VCMPPS        $0x00, Z7, Z19, K1
+	VCMPPS        $0x03, Z19, Z19, K2
+	VMOVDQA32     Z7, K1, Z20
+	VMOVDQA32     Z19, K2, Z20
+	VADDPS        Z20, Z17, Z17
+	VMULPS        Z10, Z5, Z19
+	VFMADD231PS   Z13, Z12, Z19
+	VFMADD231PS   512(AX), Z18, Z18
+	VPXORD        Z8, Z8, Z8
+	VANDPS        pattern80000000<>+0(SB), Z19, Z20
+	VXORPS        Z16, Z20, Z20
+	VCMPPS        $0x00, Z8, Z19, K1
+	VCMPPS        $0x03, Z19, Z19, K2
+	VMOVDQA32     Z8, K1, Z20
+	VMOVDQA32     Z19, K2, Z20
+	VADDPS        Z20, Z18, Z18
+	VMULPS        Z6, Z14, Z6
+	VFMADD231PS   Z15, Z11, Z6
+	VMULPS        Z10, Z14, Z10
+	VFMADD231PS   Z15, Z12, Z10
+	VPADDD        pattern00008000<>+0(SB), Z6, Z6
+	VPADDD        pattern00008000<>+0(SB), Z10, Z10
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z10, Z4, Z6
+	VMOVDQU32     Z6, (R8)(CX*2)
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z18, Z17, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS     Z18, Z17, Z10
+	VMOVUPS       Z6, (SI)(CX*4)
+	VMOVUPS       Z10, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3179
+	VPTESTMD      Z0, Z17, K1
+	VPADDD        Z1, Z17, Z6
+	VCMPPS        $0x03, Z17, Z17, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z18, K1
+	VPADDD        Z1, Z18, Z10
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z10, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3181
+	VPSUBW        (BX)(CX*2), Y6, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2635:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162638
-	JA         fp322639
-	VPTESTMD   Z0, Z17, K1
-	VPADDD     Z1, Z17, Z6
-	VCMPPS     $0x03, Z17, Z17, K2
-	VPADDD     Z2, Z6, K1, Z6
-	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z10
-	VCMPPS     $0x03, Z18, Z18, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z10, Z4, Z6
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2642
-	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2641
+noted3181:
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3180
 
-ordinary2642:
+unusual3179:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163183
+	JA            fp323184
+	VPTESTMD      Z0, Z17, K1
+	VPADDD        Z1, Z17, Z6
+	VCMPPS        $0x03, Z17, Z17, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z18, K1
+	VPADDD        Z1, Z18, Z10
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z10, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3186
+	VPSUBW        (BX)(CX*2), Y6, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3186:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3188
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3187
+
+ordinary3188:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2641:
-	JMP done2640
+stored3187:
+	JMP done3185
 
-fp162638:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z18, Z17, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS    Z18, Z17, Z10
-	VPXORD       Z9, Z9, Z9
-	VCVTPS2PH    $0x00, Z6, Y9
-	VCVTPS2PH    $0x00, Z10, Y6
-	VINSERTI64X4 $0x01, Y6, Z9, Z9
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2644
-	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored2643
+fp163183:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z18, Z17, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS     Z18, Z17, Z10
+	VPXORD        Z9, Z9, Z9
+	VCVTPS2PH     $0x00, Z6, Y9
+	VCVTPS2PH     $0x00, Z10, Y6
+	VINSERTI64X4  $0x01, Y6, Z9, Z9
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3189
+	VPSUBW        (BX)(CX*2), Y9, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z9, Y6
+	VPSUBW        32(BX)(CX*2), Y6, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2644:
+noted3189:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3191
+	VMOVNTDQ Z9, (BX)(CX*2)
+	JMP      stored3190
+
+ordinary3191:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored2643:
-	JMP done2640
+stored3190:
+	JMP done3185
 
-fp322639:
-done2640:
-stored2636:
+fp323184:
+done3185:
+stored3180:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2633:
+check3177:
 	CMPQ CX, R11
-	JB   next2632
+	JB   next3176
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2632
-	JMP  done2618
+	JB   next3176
+	JMP  done3159
 
-fp322617:
+fp323158:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2646
+	JMP  check3193
 
-next2645:
+next3192:
 	TESTQ     R9, R9
-	JEQ       kept2647
+	JEQ       kept3194
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -5702,157 +9419,310 @@ next2645:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2647:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*4)
-	PREFETCHT0  64(DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z6
-	VMOVUPS     64(DX)(CX*4), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
-	VPERMI2PS   Z10, Z6, Z11
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
-	VPERMI2PS   Z10, Z6, Z12
-	VMOVUPS     (SI)(CX*4), Z6
-	VMOVUPS     64(SI)(CX*4), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z10, Z6, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z10, Z6, Z18
-	VMULPS      (AX), Z11, Z11
-	VFMADD231PS 64(AX), Z17, Z11
-	VMULPS      (AX), Z12, Z12
-	VFMADD231PS 64(AX), Z18, Z12
-	VMOVDQU32   (R8)(CX*2), Z10
-	VPSLLD      $0x10, Z10, Z6
-	VPANDD      Z4, Z10, Z10
-	VMULPS      Z6, Z5, Z19
-	VFMADD231PS Z13, Z11, Z19
-	VFMADD231PS 512(AX), Z17, Z17
-	VPXORD      Z7, Z7, Z7
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z16, Z20, Z20
-	VCMPPS      $0x00, Z7, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z7, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z17, Z17
-	VMULPS      Z10, Z5, Z19
-	VFMADD231PS Z13, Z12, Z19
-	VFMADD231PS 512(AX), Z18, Z18
-	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z16, Z20, Z20
-	VCMPPS      $0x00, Z8, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z8, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z18, Z18
-	VMULPS      Z6, Z14, Z6
-	VFMADD231PS Z15, Z11, Z6
-	VMULPS      Z10, Z14, Z10
-	VFMADD231PS Z15, Z12, Z10
-	VPADDD      pattern00008000<>+0(SB), Z6, Z6
-	VPADDD      pattern00008000<>+0(SB), Z10, Z10
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z10, Z4, Z6
-	VMOVDQU32   Z6, (R8)(CX*2)
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z18, Z17, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS   Z18, Z17, Z10
-	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z10, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2648
-	VPTESTMD    Z0, Z17, K1
-	VPADDD      Z1, Z17, Z6
-	VCMPPS      $0x03, Z17, Z17, K2
-	VPADDD      Z2, Z6, K1, Z6
-	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z10
-	VCMPPS      $0x03, Z18, Z18, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z10, Z4, Z6
-	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2649
+kept3194:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*4)
+	PREFETCHT0    64(DX)(R12*4)
+	VMOVUPS       (DX)(CX*4), Z6
+	VMOVUPS       64(DX)(CX*4), Z10
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
+	VPERMI2PS     Z10, Z6, Z11
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
+	VPERMI2PS     Z10, Z6, Z12
+	VMOVUPS       (SI)(CX*4), Z6
+	VMOVUPS       64(SI)(CX*4), Z10
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z10, Z6, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z10, Z6, Z18
+	VMULPS        (AX), Z11, Z11
+	VFMADD231PS   64(AX), Z17, Z11
+	VMULPS        (AX), Z12, Z12
+	VFMADD231PS   64(AX), Z18, Z12
+	VMOVDQU32     (R8)(CX*2), Z10
+	VPSLLD        $0x10, Z10, Z6
+	VPANDD        Z4, Z10, Z10
+	VMULPS        Z6, Z5, Z19
+	VFMADD231PS   Z13, Z11, Z19
+	VFMADD231PS   512(AX), Z17, Z17
+	VPXORD        Z7, Z7, Z7
+	VANDPS        pattern80000000<>+0(SB), Z19, Z20
+	VXORPS        Z16, Z20, Z20
+	VCMPPS        $0x00, Z7, Z19, K1
+	VCMPPS        $0x03, Z19, Z19, K2
+	VMOVDQA32     Z7, K1, Z20
+	VMOVDQA32     Z19, K2, Z20
+	VADDPS        Z20, Z17, Z17
+	VMULPS        Z10, Z5, Z19
+	VFMADD231PS   Z13, Z12, Z19
+	VFMADD231PS   512(AX), Z18, Z18
+	VPXORD        Z8, Z8, Z8
+	VANDPS        pattern80000000<>+0(SB), Z19, Z20
+	VXORPS        Z16, Z20, Z20
+	VCMPPS        $0x00, Z8, Z19, K1
+	VCMPPS        $0x03, Z19, Z19, K2
+	VMOVDQA32     Z8, K1, Z20
+	VMOVDQA32     Z19, K2, Z20
+	VADDPS        Z20, Z18, Z18
+	VMULPS        Z6, Z14, Z6
+	VFMADD231PS   Z15, Z11, Z6
+	VMULPS        Z10, Z14, Z10
+	VFMADD231PS   Z15, Z12, Z10
+	VPADDD        pattern00008000<>+0(SB), Z6, Z6
+	VPADDD        pattern00008000<>+0(SB), Z10, Z10
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z10, Z4, Z6
+	VMOVDQU32     Z6, (R8)(CX*2)
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z18, Z17, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS     Z18, Z17, Z10
+	VMOVUPS       Z6, (SI)(CX*4)
+	VMOVUPS       Z10, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3195
+	VPTESTMD      Z0, Z17, K1
+	VPADDD        Z1, Z17, Z6
+	VCMPPS        $0x03, Z17, Z17, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z18, K1
+	VPADDD        Z1, Z18, Z10
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z10, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3197
+	VPSUBW        (BX)(CX*2), Y6, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2648:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162651
-	JA         fp322652
-	VPTESTMD   Z0, Z17, K1
-	VPADDD     Z1, Z17, Z6
-	VCMPPS     $0x03, Z17, Z17, K2
-	VPADDD     Z2, Z6, K1, Z6
-	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z10
-	VCMPPS     $0x03, Z18, Z18, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z10, Z4, Z6
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2655
-	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2654
+noted3197:
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3196
 
-ordinary2655:
+unusual3195:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163199
+	JA            fp323200
+	VPTESTMD      Z0, Z17, K1
+	VPADDD        Z1, Z17, Z6
+	VCMPPS        $0x03, Z17, Z17, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z18, K1
+	VPADDD        Z1, Z18, Z10
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z10, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3202
+	VPSUBW        (BX)(CX*2), Y6, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3202:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3204
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3203
+
+ordinary3204:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2654:
-	JMP done2653
+stored3203:
+	JMP done3201
 
-fp162651:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z18, Z17, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS    Z18, Z17, Z10
-	VPXORD       Z9, Z9, Z9
-	VCVTPS2PH    $0x00, Z6, Y9
-	VCVTPS2PH    $0x00, Z10, Y6
-	VINSERTI64X4 $0x01, Y6, Z9, Z9
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2657
-	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored2656
+fp163199:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z18, Z17, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS     Z18, Z17, Z10
+	VPXORD        Z9, Z9, Z9
+	VCVTPS2PH     $0x00, Z6, Y9
+	VCVTPS2PH     $0x00, Z10, Y6
+	VINSERTI64X4  $0x01, Y6, Z9, Z9
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3205
+	VPSUBW        (BX)(CX*2), Y9, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z9, Y6
+	VPSUBW        32(BX)(CX*2), Y6, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2657:
+noted3205:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3207
+	VMOVNTDQ Z9, (BX)(CX*2)
+	JMP      stored3206
+
+ordinary3207:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored2656:
-	JMP done2653
+stored3206:
+	JMP done3201
 
-fp322652:
-done2653:
-stored2649:
+fp323200:
+done3201:
+stored3196:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2646:
+check3193:
 	CMPQ CX, R11
-	JB   next2645
+	JB   next3192
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2645
+	JB   next3192
 
-done2618:
-updated2571:
+done3159:
+updated3103:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adagradFP32BF16AVX512(a *Arguments)
-// Requires: AVX, AVX512F, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -5879,10 +9749,10 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2658
+	JEQ       aligned3208
 	ORQ       $0x04, DI
 
-aligned2658:
+aligned3208:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -5901,23 +9771,23 @@ aligned2658:
 	MOVQ         a+0(FP), R13
 	MOVQ         40(R13), R13
 	TESTQ        R13, R13
-	JEQ          plain2659
+	JEQ          plain3209
 	VPXORQ       Z10, Z10, Z10
 	VPXORQ       Z11, Z11, Z11
 	VPXORQ       Z12, Z12, Z12
 	VPXORQ       Z13, Z13, Z13
 	CMPQ         CX, $0x01
-	JE           fp162662
-	JA           fp322663
+	JE           fp163212
+	JA           fp323213
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check2666
+	JMP          check3216
 
-next2665:
+next3215:
 	TESTQ     R9, R9
-	JEQ       kept2667
+	JEQ       kept3217
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -5929,151 +9799,304 @@ next2665:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2667:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z10, Z10
-	VPADDQ      64(SI)(CX*4), Z10, Z10
-	VPADDQ      (R8)(CX*2), Z12, Z12
-	PREFETCHT0  (DX)(R12*2)
-	VMOVDQU32   (DX)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z14
-	VPANDD      Z4, Z16, Z16
-	VMOVUPS     (SI)(CX*4), Z17
-	VMOVUPS     64(SI)(CX*4), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z18, Z17, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z18, Z17, Z20
-	VMULPS      (AX), Z14, Z14
-	VFMADD231PS 64(AX), Z19, Z14
-	VMULPS      (AX), Z16, Z16
-	VFMADD231PS 64(AX), Z20, Z16
-	VMOVDQU32   (R8)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z4, Z18, Z18
-	VFMADD231PS Z14, Z14, Z17
-	VFMADD231PS Z16, Z16, Z18
-	VPMULLD     Z7, Z7, Z21
-	VPSRLD      $0x10, Z21, Z21
-	VPADDD      Z5, Z7, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z17, Z21, Z21
-	VPADDD      Z18, Z22, Z22
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z4, Z21
-	VMOVDQU32   Z21, (R8)(CX*2)
-	VPADDQ      Z21, Z13, Z13
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z17, Z17
-	VADDPS      Z8, Z17, Z17
-	VDIVPS      Z17, Z14, Z14
-	VFMADD231PS Z9, Z14, Z19
-	VSQRTPS     Z18, Z18
-	VADDPS      Z8, Z18, Z18
-	VDIVPS      Z18, Z16, Z16
-	VFMADD231PS Z9, Z16, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS   Z20, Z19, Z14
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z14, (SI)(CX*4)
-	VPADDQ      Z14, Z11, Z11
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	VPADDQ      Z16, Z11, Z11
-	TESTQ       DI, DI
-	JNE         unusual2668
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z14
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z14, K1, Z14
-	VMOVDQU32   Z3, K2, Z14
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z16, Z4, Z14
-	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2669
+kept3217:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z10, Z10
+	VPADDQ        64(SI)(CX*4), Z10, Z10
+	VPADDQ        (R8)(CX*2), Z12, Z12
+	PREFETCHT0    (DX)(R12*2)
+	VMOVDQU32     (DX)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z14
+	VPANDD        Z4, Z16, Z16
+	VMOVUPS       (SI)(CX*4), Z17
+	VMOVUPS       64(SI)(CX*4), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z18, Z17, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z18, Z17, Z20
+	VMULPS        (AX), Z14, Z14
+	VFMADD231PS   64(AX), Z19, Z14
+	VMULPS        (AX), Z16, Z16
+	VFMADD231PS   64(AX), Z20, Z16
+	VMOVDQU32     (R8)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z4, Z18, Z18
+	VFMADD231PS   Z14, Z14, Z17
+	VFMADD231PS   Z16, Z16, Z18
+	VPMULLD       Z7, Z7, Z21
+	VPSRLD        $0x10, Z21, Z21
+	VPADDD        Z5, Z7, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z17, Z21, Z21
+	VPADDD        Z18, Z22, Z22
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z4, Z21
+	VMOVDQU32     Z21, (R8)(CX*2)
+	VPADDQ        Z21, Z13, Z13
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z17, Z17
+	VADDPS        Z8, Z17, Z17
+	VDIVPS        Z17, Z14, Z14
+	VFMADD231PS   Z9, Z14, Z19
+	VSQRTPS       Z18, Z18
+	VADDPS        Z8, Z18, Z18
+	VDIVPS        Z18, Z16, Z16
+	VFMADD231PS   Z9, Z16, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z14, (SI)(CX*4)
+	VPADDQ        Z14, Z11, Z11
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	VPADDQ        Z16, Z11, Z11
+	TESTQ         DI, DI
+	JNE           unusual3218
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3220
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2668:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162671
-	JA         fp322672
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z14
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z14, K1, Z14
-	VMOVDQU32  Z3, K2, Z14
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z14, Z14
-	VPTERNLOGD $0xf8, Z16, Z4, Z14
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2675
-	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2674
+noted3220:
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3219
 
-ordinary2675:
+unusual3218:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163222
+	JA            fp323223
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3225
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3225:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3227
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3226
+
+ordinary3227:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2674:
-	JMP done2673
+stored3226:
+	JMP done3224
 
-fp162671:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS    Z20, Z19, Z14
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z14, Y15
-	VCVTPS2PH    $0x00, Z16, Y14
-	VINSERTI64X4 $0x01, Y14, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2677
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2676
+fp163222:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z14, Y15
+	VCVTPS2PH     $0x00, Z16, Y14
+	VINSERTI64X4  $0x01, Y14, Z15, Z15
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3228
+	VPSUBW        (BX)(CX*2), Y15, Y14
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2677:
+noted3228:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3230
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3229
+
+ordinary3230:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2676:
-	JMP done2673
+stored3229:
+	JMP done3224
 
-fp322672:
-done2673:
-stored2669:
+fp323223:
+done3224:
+stored3219:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2666:
+check3216:
 	CMPQ CX, R11
-	JB   next2665
+	JB   next3215
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2665
-	JMP  done2664
+	JB   next3215
+	JMP  done3214
 
-fp162662:
+fp163212:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2679
+	JMP  check3232
 
-next2678:
+next3231:
 	TESTQ     R9, R9
-	JEQ       kept2680
+	JEQ       kept3233
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -6085,154 +10108,307 @@ next2678:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2680:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z10, Z10
-	VPADDQ      64(SI)(CX*4), Z10, Z10
-	VPADDQ      (R8)(CX*2), Z12, Z12
-	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z14
-	VCVTPH2PS   32(DX)(CX*2), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z14, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z14, Z18
-	VMOVUPS     (SI)(CX*4), Z14
-	VMOVUPS     64(SI)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z16, Z14, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z16, Z14, Z20
-	VMULPS      (AX), Z17, Z17
-	VFMADD231PS 64(AX), Z19, Z17
-	VMULPS      (AX), Z18, Z18
-	VFMADD231PS 64(AX), Z20, Z18
-	VMOVDQU32   (R8)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z14
-	VPANDD      Z4, Z16, Z16
-	VFMADD231PS Z17, Z17, Z14
-	VFMADD231PS Z18, Z18, Z16
-	VPMULLD     Z7, Z7, Z21
-	VPSRLD      $0x10, Z21, Z21
-	VPADDD      Z5, Z7, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z14, Z21, Z21
-	VPADDD      Z16, Z22, Z22
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z4, Z21
-	VMOVDQU32   Z21, (R8)(CX*2)
-	VPADDQ      Z21, Z13, Z13
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z14, Z14
-	VADDPS      Z8, Z14, Z14
-	VDIVPS      Z14, Z17, Z17
-	VFMADD231PS Z9, Z17, Z19
-	VSQRTPS     Z16, Z16
-	VADDPS      Z8, Z16, Z16
-	VDIVPS      Z16, Z18, Z18
-	VFMADD231PS Z9, Z18, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS   Z20, Z19, Z14
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z14, (SI)(CX*4)
-	VPADDQ      Z14, Z11, Z11
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	VPADDQ      Z16, Z11, Z11
-	TESTQ       DI, DI
-	JNE         unusual2681
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z14
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z14, K1, Z14
-	VMOVDQU32   Z3, K2, Z14
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z16, Z4, Z14
-	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2682
+kept3233:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z10, Z10
+	VPADDQ        64(SI)(CX*4), Z10, Z10
+	VPADDQ        (R8)(CX*2), Z12, Z12
+	PREFETCHT0    (DX)(R12*2)
+	VCVTPH2PS     (DX)(CX*2), Z14
+	VCVTPH2PS     32(DX)(CX*2), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z14, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z14, Z18
+	VMOVUPS       (SI)(CX*4), Z14
+	VMOVUPS       64(SI)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z16, Z14, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z16, Z14, Z20
+	VMULPS        (AX), Z17, Z17
+	VFMADD231PS   64(AX), Z19, Z17
+	VMULPS        (AX), Z18, Z18
+	VFMADD231PS   64(AX), Z20, Z18
+	VMOVDQU32     (R8)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z14
+	VPANDD        Z4, Z16, Z16
+	VFMADD231PS   Z17, Z17, Z14
+	VFMADD231PS   Z18, Z18, Z16
+	VPMULLD       Z7, Z7, Z21
+	VPSRLD        $0x10, Z21, Z21
+	VPADDD        Z5, Z7, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z14, Z21, Z21
+	VPADDD        Z16, Z22, Z22
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z4, Z21
+	VMOVDQU32     Z21, (R8)(CX*2)
+	VPADDQ        Z21, Z13, Z13
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z14, Z14
+	VADDPS        Z8, Z14, Z14
+	VDIVPS        Z14, Z17, Z17
+	VFMADD231PS   Z9, Z17, Z19
+	VSQRTPS       Z16, Z16
+	VADDPS        Z8, Z16, Z16
+	VDIVPS        Z16, Z18, Z18
+	VFMADD231PS   Z9, Z18, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z14, (SI)(CX*4)
+	VPADDQ        Z14, Z11, Z11
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	VPADDQ        Z16, Z11, Z11
+	TESTQ         DI, DI
+	JNE           unusual3234
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3236
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2681:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162684
-	JA         fp322685
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z14
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z14, K1, Z14
-	VMOVDQU32  Z3, K2, Z14
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z14, Z14
-	VPTERNLOGD $0xf8, Z16, Z4, Z14
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2688
-	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2687
+noted3236:
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3235
 
-ordinary2688:
+unusual3234:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163238
+	JA            fp323239
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3241
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3241:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3243
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3242
+
+ordinary3243:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2687:
-	JMP done2686
+stored3242:
+	JMP done3240
 
-fp162684:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS    Z20, Z19, Z14
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z14, Y15
-	VCVTPS2PH    $0x00, Z16, Y14
-	VINSERTI64X4 $0x01, Y14, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2690
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2689
+fp163238:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z14, Y15
+	VCVTPS2PH     $0x00, Z16, Y14
+	VINSERTI64X4  $0x01, Y14, Z15, Z15
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3244
+	VPSUBW        (BX)(CX*2), Y15, Y14
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2690:
+noted3244:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3246
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3245
+
+ordinary3246:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2689:
-	JMP done2686
+stored3245:
+	JMP done3240
 
-fp322685:
-done2686:
-stored2682:
+fp323239:
+done3240:
+stored3235:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2679:
+check3232:
 	CMPQ CX, R11
-	JB   next2678
+	JB   next3231
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2678
-	JMP  done2664
+	JB   next3231
+	JMP  done3214
 
-fp322663:
+fp323213:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2692
+	JMP  check3248
 
-next2691:
+next3247:
 	TESTQ     R9, R9
-	JEQ       kept2693
+	JEQ       kept3249
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -6244,166 +10420,319 @@ next2691:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2693:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z10, Z10
-	VPADDQ      64(SI)(CX*4), Z10, Z10
-	VPADDQ      (R8)(CX*2), Z12, Z12
-	PREFETCHT0  (DX)(R12*4)
-	PREFETCHT0  64(DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z14
-	VMOVUPS     64(DX)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z14, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z14, Z18
-	VMOVUPS     (SI)(CX*4), Z14
-	VMOVUPS     64(SI)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z16, Z14, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z16, Z14, Z20
-	VMULPS      (AX), Z17, Z17
-	VFMADD231PS 64(AX), Z19, Z17
-	VMULPS      (AX), Z18, Z18
-	VFMADD231PS 64(AX), Z20, Z18
-	VMOVDQU32   (R8)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z14
-	VPANDD      Z4, Z16, Z16
-	VFMADD231PS Z17, Z17, Z14
-	VFMADD231PS Z18, Z18, Z16
-	VPMULLD     Z7, Z7, Z21
-	VPSRLD      $0x10, Z21, Z21
-	VPADDD      Z5, Z7, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z14, Z21, Z21
-	VPADDD      Z16, Z22, Z22
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z4, Z21
-	VMOVDQU32   Z21, (R8)(CX*2)
-	VPADDQ      Z21, Z13, Z13
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z14, Z14
-	VADDPS      Z8, Z14, Z14
-	VDIVPS      Z14, Z17, Z17
-	VFMADD231PS Z9, Z17, Z19
-	VSQRTPS     Z16, Z16
-	VADDPS      Z8, Z16, Z16
-	VDIVPS      Z16, Z18, Z18
-	VFMADD231PS Z9, Z18, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS   Z20, Z19, Z14
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z14, (SI)(CX*4)
-	VPADDQ      Z14, Z11, Z11
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	VPADDQ      Z16, Z11, Z11
-	TESTQ       DI, DI
-	JNE         unusual2694
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z14
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z14, K1, Z14
-	VMOVDQU32   Z3, K2, Z14
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z16, Z4, Z14
-	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2695
+kept3249:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z10, Z10
+	VPADDQ        64(SI)(CX*4), Z10, Z10
+	VPADDQ        (R8)(CX*2), Z12, Z12
+	PREFETCHT0    (DX)(R12*4)
+	PREFETCHT0    64(DX)(R12*4)
+	VMOVUPS       (DX)(CX*4), Z14
+	VMOVUPS       64(DX)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z14, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z14, Z18
+	VMOVUPS       (SI)(CX*4), Z14
+	VMOVUPS       64(SI)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z16, Z14, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z16, Z14, Z20
+	VMULPS        (AX), Z17, Z17
+	VFMADD231PS   64(AX), Z19, Z17
+	VMULPS        (AX), Z18, Z18
+	VFMADD231PS   64(AX), Z20, Z18
+	VMOVDQU32     (R8)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z14
+	VPANDD        Z4, Z16, Z16
+	VFMADD231PS   Z17, Z17, Z14
+	VFMADD231PS   Z18, Z18, Z16
+	VPMULLD       Z7, Z7, Z21
+	VPSRLD        $0x10, Z21, Z21
+	VPADDD        Z5, Z7, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z14, Z21, Z21
+	VPADDD        Z16, Z22, Z22
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z4, Z21
+	VMOVDQU32     Z21, (R8)(CX*2)
+	VPADDQ        Z21, Z13, Z13
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z14, Z14
+	VADDPS        Z8, Z14, Z14
+	VDIVPS        Z14, Z17, Z17
+	VFMADD231PS   Z9, Z17, Z19
+	VSQRTPS       Z16, Z16
+	VADDPS        Z8, Z16, Z16
+	VDIVPS        Z16, Z18, Z18
+	VFMADD231PS   Z9, Z18, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z14, (SI)(CX*4)
+	VPADDQ        Z14, Z11, Z11
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	VPADDQ        Z16, Z11, Z11
+	TESTQ         DI, DI
+	JNE           unusual3250
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3252
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2694:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162697
-	JA         fp322698
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z14
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z14, K1, Z14
-	VMOVDQU32  Z3, K2, Z14
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z14, Z14
-	VPTERNLOGD $0xf8, Z16, Z4, Z14
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2701
-	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2700
+noted3252:
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3251
 
-ordinary2701:
+unusual3250:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163254
+	JA            fp323255
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3257
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3257:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3259
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3258
+
+ordinary3259:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2700:
-	JMP done2699
+stored3258:
+	JMP done3256
 
-fp162697:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS    Z20, Z19, Z14
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z14, Y15
-	VCVTPS2PH    $0x00, Z16, Y14
-	VINSERTI64X4 $0x01, Y14, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2703
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2702
+fp163254:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z14, Y15
+	VCVTPS2PH     $0x00, Z16, Y14
+	VINSERTI64X4  $0x01, Y14, Z15, Z15
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3260
+	VPSUBW        (BX)(CX*2), Y15, Y14
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2703:
+noted3260:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3262
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3261
+
+ordinary3262:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2702:
-	JMP done2699
+stored3261:
+	JMP done3256
 
-fp322698:
-done2699:
-stored2695:
+fp323255:
+done3256:
+stored3251:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2692:
+check3248:
 	CMPQ CX, R11
-	JB   next2691
+	JB   next3247
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2691
+	JB   next3247
 
-done2664:
+done3214:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z10, (AX)
 	VMOVDQU32 Z11, 64(AX)
 	VMOVDQU32 Z12, 256(AX)
 	VMOVDQU32 Z13, 320(AX)
-	JMP       updated2660
+	JMP       updated3210
 
-plain2659:
+plain3209:
 	CMPQ CX, $0x01
-	JE   fp162705
-	JA   fp322706
+	JE   fp163264
+	JA   fp323265
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2709
+	JMP  check3268
 
-next2708:
+next3267:
 	TESTQ     R9, R9
-	JEQ       kept2710
+	JEQ       kept3269
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -6415,145 +10744,298 @@ next2708:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2710:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VMOVDQU32   (DX)(CX*2), Z12
-	VPSLLD      $0x10, Z12, Z10
-	VPANDD      Z4, Z12, Z12
-	VMOVUPS     (SI)(CX*4), Z13
-	VMOVUPS     64(SI)(CX*4), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z14, Z13, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z14, Z13, Z16
-	VMULPS      (AX), Z10, Z10
-	VFMADD231PS 64(AX), Z15, Z10
-	VMULPS      (AX), Z12, Z12
-	VFMADD231PS 64(AX), Z16, Z12
-	VMOVDQU32   (R8)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z13
-	VPANDD      Z4, Z14, Z14
-	VFMADD231PS Z10, Z10, Z13
-	VFMADD231PS Z12, Z12, Z14
-	VPMULLD     Z7, Z7, Z17
-	VPSRLD      $0x10, Z17, Z17
-	VPADDD      Z5, Z7, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x10, Z18, Z18
-	VPADDD      Z13, Z17, Z17
-	VPADDD      Z14, Z18, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z4, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z13, Z13
-	VADDPS      Z8, Z13, Z13
-	VDIVPS      Z13, Z10, Z10
-	VFMADD231PS Z9, Z10, Z15
-	VSQRTPS     Z14, Z14
-	VADDPS      Z8, Z14, Z14
-	VDIVPS      Z14, Z12, Z12
-	VFMADD231PS Z9, Z12, Z16
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS   Z16, Z15, Z10
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS   Z16, Z15, Z12
-	VMOVUPS     Z10, (SI)(CX*4)
-	VMOVUPS     Z12, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2711
-	VPTESTMD    Z0, Z15, K1
-	VPADDD      Z1, Z15, Z10
-	VCMPPS      $0x03, Z15, Z15, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPTESTMD    Z0, Z16, K1
-	VPADDD      Z1, Z16, Z12
-	VCMPPS      $0x03, Z16, Z16, K2
-	VPADDD      Z2, Z12, K1, Z12
-	VMOVDQU32   Z3, K2, Z12
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z12, Z4, Z10
-	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2712
+kept3269:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*2)
+	VMOVDQU32     (DX)(CX*2), Z12
+	VPSLLD        $0x10, Z12, Z10
+	VPANDD        Z4, Z12, Z12
+	VMOVUPS       (SI)(CX*4), Z13
+	VMOVUPS       64(SI)(CX*4), Z14
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z14, Z13, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z14, Z13, Z16
+	VMULPS        (AX), Z10, Z10
+	VFMADD231PS   64(AX), Z15, Z10
+	VMULPS        (AX), Z12, Z12
+	VFMADD231PS   64(AX), Z16, Z12
+	VMOVDQU32     (R8)(CX*2), Z14
+	VPSLLD        $0x10, Z14, Z13
+	VPANDD        Z4, Z14, Z14
+	VFMADD231PS   Z10, Z10, Z13
+	VFMADD231PS   Z12, Z12, Z14
+	VPMULLD       Z7, Z7, Z17
+	VPSRLD        $0x10, Z17, Z17
+	VPADDD        Z5, Z7, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x10, Z18, Z18
+	VPADDD        Z13, Z17, Z17
+	VPADDD        Z14, Z18, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z4, Z17
+	VMOVDQU32     Z17, (R8)(CX*2)
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z13, Z13
+	VADDPS        Z8, Z13, Z13
+	VDIVPS        Z13, Z10, Z10
+	VFMADD231PS   Z9, Z10, Z15
+	VSQRTPS       Z14, Z14
+	VADDPS        Z8, Z14, Z14
+	VDIVPS        Z14, Z12, Z12
+	VFMADD231PS   Z9, Z12, Z16
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z16, Z15, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS     Z16, Z15, Z12
+	VMOVUPS       Z10, (SI)(CX*4)
+	VMOVUPS       Z12, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3270
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z10
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z12
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z12, K1, Z12
+	VMOVDQU32     Z3, K2, Z12
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z12, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3272
+	VPSUBW        (BX)(CX*2), Y10, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y12
+	VPSUBW        32(BX)(CX*2), Y12, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2711:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162714
-	JA         fp322715
-	VPTESTMD   Z0, Z15, K1
-	VPADDD     Z1, Z15, Z10
-	VCMPPS     $0x03, Z15, Z15, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPTESTMD   Z0, Z16, K1
-	VPADDD     Z1, Z16, Z12
-	VCMPPS     $0x03, Z16, Z16, K2
-	VPADDD     Z2, Z12, K1, Z12
-	VMOVDQU32  Z3, K2, Z12
-	VPSRLD     $0x10, Z10, Z10
-	VPTERNLOGD $0xf8, Z12, Z4, Z10
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2718
-	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2717
+noted3272:
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3271
 
-ordinary2718:
+unusual3270:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163274
+	JA            fp323275
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z10
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z12
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z12, K1, Z12
+	VMOVDQU32     Z3, K2, Z12
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z12, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3277
+	VPSUBW        (BX)(CX*2), Y10, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y12
+	VPSUBW        32(BX)(CX*2), Y12, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3277:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3279
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3278
+
+ordinary3279:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2717:
-	JMP done2716
+stored3278:
+	JMP done3276
 
-fp162714:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS    Z16, Z15, Z10
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS    Z16, Z15, Z12
-	VPXORD       Z11, Z11, Z11
-	VCVTPS2PH    $0x00, Z10, Y11
-	VCVTPS2PH    $0x00, Z12, Y10
-	VINSERTI64X4 $0x01, Y10, Z11, Z11
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2720
-	VMOVNTDQ     Z11, (BX)(CX*2)
-	JMP          stored2719
+fp163274:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z16, Z15, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS     Z16, Z15, Z12
+	VPXORD        Z11, Z11, Z11
+	VCVTPS2PH     $0x00, Z10, Y11
+	VCVTPS2PH     $0x00, Z12, Y10
+	VINSERTI64X4  $0x01, Y10, Z11, Z11
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3280
+	VPSUBW        (BX)(CX*2), Y11, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z11, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2720:
+noted3280:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3282
+	VMOVNTDQ Z11, (BX)(CX*2)
+	JMP      stored3281
+
+ordinary3282:
 	VMOVDQU32 Z11, (BX)(CX*2)
 
-stored2719:
-	JMP done2716
+stored3281:
+	JMP done3276
 
-fp322715:
-done2716:
-stored2712:
+fp323275:
+done3276:
+stored3271:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2709:
+check3268:
 	CMPQ CX, R11
-	JB   next2708
+	JB   next3267
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2708
-	JMP  done2707
+	JB   next3267
+	JMP  done3266
 
-fp162705:
+fp163264:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2722
+	JMP  check3284
 
-next2721:
+next3283:
 	TESTQ     R9, R9
-	JEQ       kept2723
+	JEQ       kept3285
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -6565,148 +11047,301 @@ next2721:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2723:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z10
-	VCVTPH2PS   32(DX)(CX*2), Z12
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
-	VPERMI2PS   Z12, Z10, Z13
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
-	VPERMI2PS   Z12, Z10, Z14
-	VMOVUPS     (SI)(CX*4), Z10
-	VMOVUPS     64(SI)(CX*4), Z12
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z12, Z10, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z12, Z10, Z16
-	VMULPS      (AX), Z13, Z13
-	VFMADD231PS 64(AX), Z15, Z13
-	VMULPS      (AX), Z14, Z14
-	VFMADD231PS 64(AX), Z16, Z14
-	VMOVDQU32   (R8)(CX*2), Z12
-	VPSLLD      $0x10, Z12, Z10
-	VPANDD      Z4, Z12, Z12
-	VFMADD231PS Z13, Z13, Z10
-	VFMADD231PS Z14, Z14, Z12
-	VPMULLD     Z7, Z7, Z17
-	VPSRLD      $0x10, Z17, Z17
-	VPADDD      Z5, Z7, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x10, Z18, Z18
-	VPADDD      Z10, Z17, Z17
-	VPADDD      Z12, Z18, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z4, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z10, Z10
-	VADDPS      Z8, Z10, Z10
-	VDIVPS      Z10, Z13, Z13
-	VFMADD231PS Z9, Z13, Z15
-	VSQRTPS     Z12, Z12
-	VADDPS      Z8, Z12, Z12
-	VDIVPS      Z12, Z14, Z14
-	VFMADD231PS Z9, Z14, Z16
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS   Z16, Z15, Z10
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS   Z16, Z15, Z12
-	VMOVUPS     Z10, (SI)(CX*4)
-	VMOVUPS     Z12, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2724
-	VPTESTMD    Z0, Z15, K1
-	VPADDD      Z1, Z15, Z10
-	VCMPPS      $0x03, Z15, Z15, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPTESTMD    Z0, Z16, K1
-	VPADDD      Z1, Z16, Z12
-	VCMPPS      $0x03, Z16, Z16, K2
-	VPADDD      Z2, Z12, K1, Z12
-	VMOVDQU32   Z3, K2, Z12
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z12, Z4, Z10
-	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2725
+kept3285:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*2)
+	VCVTPH2PS     (DX)(CX*2), Z10
+	VCVTPH2PS     32(DX)(CX*2), Z12
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
+	VPERMI2PS     Z12, Z10, Z13
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
+	VPERMI2PS     Z12, Z10, Z14
+	VMOVUPS       (SI)(CX*4), Z10
+	VMOVUPS       64(SI)(CX*4), Z12
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z12, Z10, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z12, Z10, Z16
+	VMULPS        (AX), Z13, Z13
+	VFMADD231PS   64(AX), Z15, Z13
+	VMULPS        (AX), Z14, Z14
+	VFMADD231PS   64(AX), Z16, Z14
+	VMOVDQU32     (R8)(CX*2), Z12
+	VPSLLD        $0x10, Z12, Z10
+	VPANDD        Z4, Z12, Z12
+	VFMADD231PS   Z13, Z13, Z10
+	VFMADD231PS   Z14, Z14, Z12
+	VPMULLD       Z7, Z7, Z17
+	VPSRLD        $0x10, Z17, Z17
+	VPADDD        Z5, Z7, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x10, Z18, Z18
+	VPADDD        Z10, Z17, Z17
+	VPADDD        Z12, Z18, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z4, Z17
+	VMOVDQU32     Z17, (R8)(CX*2)
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z10, Z10
+	VADDPS        Z8, Z10, Z10
+	VDIVPS        Z10, Z13, Z13
+	VFMADD231PS   Z9, Z13, Z15
+	VSQRTPS       Z12, Z12
+	VADDPS        Z8, Z12, Z12
+	VDIVPS        Z12, Z14, Z14
+	VFMADD231PS   Z9, Z14, Z16
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z16, Z15, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS     Z16, Z15, Z12
+	VMOVUPS       Z10, (SI)(CX*4)
+	VMOVUPS       Z12, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3286
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z10
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z12
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z12, K1, Z12
+	VMOVDQU32     Z3, K2, Z12
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z12, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3288
+	VPSUBW        (BX)(CX*2), Y10, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y12
+	VPSUBW        32(BX)(CX*2), Y12, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2724:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162727
-	JA         fp322728
-	VPTESTMD   Z0, Z15, K1
-	VPADDD     Z1, Z15, Z10
-	VCMPPS     $0x03, Z15, Z15, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPTESTMD   Z0, Z16, K1
-	VPADDD     Z1, Z16, Z12
-	VCMPPS     $0x03, Z16, Z16, K2
-	VPADDD     Z2, Z12, K1, Z12
-	VMOVDQU32  Z3, K2, Z12
-	VPSRLD     $0x10, Z10, Z10
-	VPTERNLOGD $0xf8, Z12, Z4, Z10
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2731
-	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2730
+noted3288:
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3287
 
-ordinary2731:
+unusual3286:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163290
+	JA            fp323291
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z10
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z12
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z12, K1, Z12
+	VMOVDQU32     Z3, K2, Z12
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z12, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3293
+	VPSUBW        (BX)(CX*2), Y10, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y12
+	VPSUBW        32(BX)(CX*2), Y12, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3293:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3295
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3294
+
+ordinary3295:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2730:
-	JMP done2729
+stored3294:
+	JMP done3292
 
-fp162727:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS    Z16, Z15, Z10
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS    Z16, Z15, Z12
-	VPXORD       Z11, Z11, Z11
-	VCVTPS2PH    $0x00, Z10, Y11
-	VCVTPS2PH    $0x00, Z12, Y10
-	VINSERTI64X4 $0x01, Y10, Z11, Z11
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2733
-	VMOVNTDQ     Z11, (BX)(CX*2)
-	JMP          stored2732
+fp163290:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z16, Z15, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS     Z16, Z15, Z12
+	VPXORD        Z11, Z11, Z11
+	VCVTPS2PH     $0x00, Z10, Y11
+	VCVTPS2PH     $0x00, Z12, Y10
+	VINSERTI64X4  $0x01, Y10, Z11, Z11
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3296
+	VPSUBW        (BX)(CX*2), Y11, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z11, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2733:
+noted3296:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3298
+	VMOVNTDQ Z11, (BX)(CX*2)
+	JMP      stored3297
+
+ordinary3298:
 	VMOVDQU32 Z11, (BX)(CX*2)
 
-stored2732:
-	JMP done2729
+stored3297:
+	JMP done3292
 
-fp322728:
-done2729:
-stored2725:
+fp323291:
+done3292:
+stored3287:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2722:
+check3284:
 	CMPQ CX, R11
-	JB   next2721
+	JB   next3283
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2721
-	JMP  done2707
+	JB   next3283
+	JMP  done3266
 
-fp322706:
+fp323265:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2735
+	JMP  check3300
 
-next2734:
+next3299:
 	TESTQ     R9, R9
-	JEQ       kept2736
+	JEQ       kept3301
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -6718,147 +11353,300 @@ next2734:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2736:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*4)
-	PREFETCHT0  64(DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z10
-	VMOVUPS     64(DX)(CX*4), Z12
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
-	VPERMI2PS   Z12, Z10, Z13
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
-	VPERMI2PS   Z12, Z10, Z14
-	VMOVUPS     (SI)(CX*4), Z10
-	VMOVUPS     64(SI)(CX*4), Z12
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z12, Z10, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z12, Z10, Z16
-	VMULPS      (AX), Z13, Z13
-	VFMADD231PS 64(AX), Z15, Z13
-	VMULPS      (AX), Z14, Z14
-	VFMADD231PS 64(AX), Z16, Z14
-	VMOVDQU32   (R8)(CX*2), Z12
-	VPSLLD      $0x10, Z12, Z10
-	VPANDD      Z4, Z12, Z12
-	VFMADD231PS Z13, Z13, Z10
-	VFMADD231PS Z14, Z14, Z12
-	VPMULLD     Z7, Z7, Z17
-	VPSRLD      $0x10, Z17, Z17
-	VPADDD      Z5, Z7, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x10, Z18, Z18
-	VPADDD      Z10, Z17, Z17
-	VPADDD      Z12, Z18, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z4, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z10, Z10
-	VADDPS      Z8, Z10, Z10
-	VDIVPS      Z10, Z13, Z13
-	VFMADD231PS Z9, Z13, Z15
-	VSQRTPS     Z12, Z12
-	VADDPS      Z8, Z12, Z12
-	VDIVPS      Z12, Z14, Z14
-	VFMADD231PS Z9, Z14, Z16
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS   Z16, Z15, Z10
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS   Z16, Z15, Z12
-	VMOVUPS     Z10, (SI)(CX*4)
-	VMOVUPS     Z12, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2737
-	VPTESTMD    Z0, Z15, K1
-	VPADDD      Z1, Z15, Z10
-	VCMPPS      $0x03, Z15, Z15, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPTESTMD    Z0, Z16, K1
-	VPADDD      Z1, Z16, Z12
-	VCMPPS      $0x03, Z16, Z16, K2
-	VPADDD      Z2, Z12, K1, Z12
-	VMOVDQU32   Z3, K2, Z12
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z12, Z4, Z10
-	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2738
+kept3301:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*4)
+	PREFETCHT0    64(DX)(R12*4)
+	VMOVUPS       (DX)(CX*4), Z10
+	VMOVUPS       64(DX)(CX*4), Z12
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
+	VPERMI2PS     Z12, Z10, Z13
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
+	VPERMI2PS     Z12, Z10, Z14
+	VMOVUPS       (SI)(CX*4), Z10
+	VMOVUPS       64(SI)(CX*4), Z12
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z12, Z10, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z12, Z10, Z16
+	VMULPS        (AX), Z13, Z13
+	VFMADD231PS   64(AX), Z15, Z13
+	VMULPS        (AX), Z14, Z14
+	VFMADD231PS   64(AX), Z16, Z14
+	VMOVDQU32     (R8)(CX*2), Z12
+	VPSLLD        $0x10, Z12, Z10
+	VPANDD        Z4, Z12, Z12
+	VFMADD231PS   Z13, Z13, Z10
+	VFMADD231PS   Z14, Z14, Z12
+	VPMULLD       Z7, Z7, Z17
+	VPSRLD        $0x10, Z17, Z17
+	VPADDD        Z5, Z7, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x10, Z18, Z18
+	VPADDD        Z10, Z17, Z17
+	VPADDD        Z12, Z18, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z4, Z17
+	VMOVDQU32     Z17, (R8)(CX*2)
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z10, Z10
+	VADDPS        Z8, Z10, Z10
+	VDIVPS        Z10, Z13, Z13
+	VFMADD231PS   Z9, Z13, Z15
+	VSQRTPS       Z12, Z12
+	VADDPS        Z8, Z12, Z12
+	VDIVPS        Z12, Z14, Z14
+	VFMADD231PS   Z9, Z14, Z16
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z16, Z15, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS     Z16, Z15, Z12
+	VMOVUPS       Z10, (SI)(CX*4)
+	VMOVUPS       Z12, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3302
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z10
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z12
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z12, K1, Z12
+	VMOVDQU32     Z3, K2, Z12
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z12, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3304
+	VPSUBW        (BX)(CX*2), Y10, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y12
+	VPSUBW        32(BX)(CX*2), Y12, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2737:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162740
-	JA         fp322741
-	VPTESTMD   Z0, Z15, K1
-	VPADDD     Z1, Z15, Z10
-	VCMPPS     $0x03, Z15, Z15, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPTESTMD   Z0, Z16, K1
-	VPADDD     Z1, Z16, Z12
-	VCMPPS     $0x03, Z16, Z16, K2
-	VPADDD     Z2, Z12, K1, Z12
-	VMOVDQU32  Z3, K2, Z12
-	VPSRLD     $0x10, Z10, Z10
-	VPTERNLOGD $0xf8, Z12, Z4, Z10
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2744
-	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2743
+noted3304:
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3303
 
-ordinary2744:
+unusual3302:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163306
+	JA            fp323307
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z10
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z12
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z12, K1, Z12
+	VMOVDQU32     Z3, K2, Z12
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z12, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3309
+	VPSUBW        (BX)(CX*2), Y10, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y12
+	VPSUBW        32(BX)(CX*2), Y12, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3309:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3311
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3310
+
+ordinary3311:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2743:
-	JMP done2742
+stored3310:
+	JMP done3308
 
-fp162740:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS    Z16, Z15, Z10
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS    Z16, Z15, Z12
-	VPXORD       Z11, Z11, Z11
-	VCVTPS2PH    $0x00, Z10, Y11
-	VCVTPS2PH    $0x00, Z12, Y10
-	VINSERTI64X4 $0x01, Y10, Z11, Z11
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2746
-	VMOVNTDQ     Z11, (BX)(CX*2)
-	JMP          stored2745
+fp163306:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z16, Z15, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS     Z16, Z15, Z12
+	VPXORD        Z11, Z11, Z11
+	VCVTPS2PH     $0x00, Z10, Y11
+	VCVTPS2PH     $0x00, Z12, Y10
+	VINSERTI64X4  $0x01, Y10, Z11, Z11
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3312
+	VPSUBW        (BX)(CX*2), Y11, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z11, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2746:
+noted3312:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3314
+	VMOVNTDQ Z11, (BX)(CX*2)
+	JMP      stored3313
+
+ordinary3314:
 	VMOVDQU32 Z11, (BX)(CX*2)
 
-stored2745:
-	JMP done2742
+stored3313:
+	JMP done3308
 
-fp322741:
-done2742:
-stored2738:
+fp323307:
+done3308:
+stored3303:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2735:
+check3300:
 	CMPQ CX, R11
-	JB   next2734
+	JB   next3299
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2734
+	JB   next3299
 
-done2707:
-updated2660:
+done3266:
+updated3210:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func sgdFP32BF16AVX512(a *Arguments)
-// Requires: AVX, AVX512F, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -6885,10 +11673,10 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2747
+	JEQ       aligned3315
 	ORQ       $0x04, DI
 
-aligned2747:
+aligned3315:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z5
@@ -6907,23 +11695,23 @@ aligned2747:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	TESTQ   R13, R13
-	JEQ     plain2748
+	JEQ     plain3316
 	VPXORQ  Z6, Z6, Z6
 	VPXORQ  Z7, Z7, Z7
 	VPXORQ  Z8, Z8, Z8
 	VPXORQ  Z9, Z9, Z9
 	CMPQ    CX, $0x01
-	JE      fp162751
-	JA      fp322752
+	JE      fp163319
+	JA      fp323320
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check2755
+	JMP     check3323
 
-next2754:
+next3322:
 	TESTQ     R9, R9
-	JEQ       kept2756
+	JEQ       kept3324
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -6935,147 +11723,300 @@ next2754:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2756:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z6, Z6
-	VPADDQ      64(SI)(CX*4), Z6, Z6
-	VPADDQ      (R8)(CX*2), Z8, Z8
-	PREFETCHT0  (DX)(R12*2)
-	VMOVDQU32   (DX)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z15
-	VPANDD      Z4, Z16, Z16
-	VMOVUPS     (SI)(CX*4), Z17
-	VMOVUPS     64(SI)(CX*4), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z18, Z17, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z18, Z17, Z20
-	VMULPS      (AX), Z15, Z15
-	VFMADD231PS 64(AX), Z19, Z15
-	VMULPS      (AX), Z16, Z16
-	VFMADD231PS 64(AX), Z20, Z16
-	VMOVDQU32   (R8)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z4, Z18, Z18
-	VMULPS      Z17, Z5, Z17
-	VFMADD231PS Z11, Z15, Z17
-	VMULPS      Z18, Z5, Z18
-	VFMADD231PS Z11, Z16, Z18
-	VPADDD      pattern00008000<>+0(SB), Z17, Z21
-	VPADDD      pattern00008000<>+0(SB), Z18, Z22
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z4, Z21
-	VMOVDQU32   Z21, (R8)(CX*2)
-	VPADDQ      Z21, Z9, Z9
-	VMULPS      Z13, Z15, Z15
-	VFMADD231PS Z12, Z17, Z15
-	VFMADD231PS 512(AX), Z19, Z19
-	VFMADD231PS Z14, Z15, Z19
-	VMULPS      Z13, Z16, Z16
-	VFMADD231PS Z12, Z18, Z16
-	VFMADD231PS 512(AX), Z20, Z20
-	VFMADD231PS Z14, Z16, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS   Z20, Z19, Z15
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z15, (SI)(CX*4)
-	VPADDQ      Z15, Z7, Z7
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	VPADDQ      Z16, Z7, Z7
-	TESTQ       DI, DI
-	JNE         unusual2757
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z15
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z15, K1, Z15
-	VMOVDQU32   Z3, K2, Z15
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z4, Z15
-	VMOVNTDQ    Z15, (BX)(CX*2)
-	JMP         stored2758
+kept3324:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z6, Z6
+	VPADDQ        64(SI)(CX*4), Z6, Z6
+	VPADDQ        (R8)(CX*2), Z8, Z8
+	PREFETCHT0    (DX)(R12*2)
+	VMOVDQU32     (DX)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z15
+	VPANDD        Z4, Z16, Z16
+	VMOVUPS       (SI)(CX*4), Z17
+	VMOVUPS       64(SI)(CX*4), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z18, Z17, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z18, Z17, Z20
+	VMULPS        (AX), Z15, Z15
+	VFMADD231PS   64(AX), Z19, Z15
+	VMULPS        (AX), Z16, Z16
+	VFMADD231PS   64(AX), Z20, Z16
+	VMOVDQU32     (R8)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z4, Z18, Z18
+	VMULPS        Z17, Z5, Z17
+	VFMADD231PS   Z11, Z15, Z17
+	VMULPS        Z18, Z5, Z18
+	VFMADD231PS   Z11, Z16, Z18
+	VPADDD        pattern00008000<>+0(SB), Z17, Z21
+	VPADDD        pattern00008000<>+0(SB), Z18, Z22
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z4, Z21
+	VMOVDQU32     Z21, (R8)(CX*2)
+	VPADDQ        Z21, Z9, Z9
+	VMULPS        Z13, Z15, Z15
+	VFMADD231PS   Z12, Z17, Z15
+	VFMADD231PS   512(AX), Z19, Z19
+	VFMADD231PS   Z14, Z15, Z19
+	VMULPS        Z13, Z16, Z16
+	VFMADD231PS   Z12, Z18, Z16
+	VFMADD231PS   512(AX), Z20, Z20
+	VFMADD231PS   Z14, Z16, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS     Z20, Z19, Z15
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z15, (SI)(CX*4)
+	VPADDQ        Z15, Z7, Z7
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	VPADDQ        Z16, Z7, Z7
+	TESTQ         DI, DI
+	JNE           unusual3325
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z15
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z15, K1, Z15
+	VMOVDQU32     Z3, K2, Z15
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z4, Z15
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3327
+	VPSUBW        (BX)(CX*2), Y15, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2757:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162760
-	JA         fp322761
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z15
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z15, K1, Z15
-	VMOVDQU32  Z3, K2, Z15
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z15, Z15
-	VPTERNLOGD $0xf8, Z16, Z4, Z15
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2764
-	VMOVNTDQ   Z15, (BX)(CX*2)
-	JMP        stored2763
+noted3327:
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3326
 
-ordinary2764:
+unusual3325:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163329
+	JA            fp323330
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z15
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z15, K1, Z15
+	VMOVDQU32     Z3, K2, Z15
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z4, Z15
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3332
+	VPSUBW        (BX)(CX*2), Y15, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3332:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3334
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3333
+
+ordinary3334:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2763:
-	JMP done2762
+stored3333:
+	JMP done3331
 
-fp162760:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS    Z20, Z19, Z15
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z10, Z10, Z10
-	VCVTPS2PH    $0x00, Z15, Y10
-	VCVTPS2PH    $0x00, Z16, Y15
-	VINSERTI64X4 $0x01, Y15, Z10, Z10
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2766
-	VMOVNTDQ     Z10, (BX)(CX*2)
-	JMP          stored2765
+fp163329:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS     Z20, Z19, Z15
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z10, Z10, Z10
+	VCVTPS2PH     $0x00, Z15, Y10
+	VCVTPS2PH     $0x00, Z16, Y15
+	VINSERTI64X4  $0x01, Y15, Z10, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3335
+	VPSUBW        (BX)(CX*2), Y10, Y15
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y15
+	VPSUBW        32(BX)(CX*2), Y15, Y15
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2766:
+noted3335:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3337
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3336
+
+ordinary3337:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2765:
-	JMP done2762
+stored3336:
+	JMP done3331
 
-fp322761:
-done2762:
-stored2758:
+fp323330:
+done3331:
+stored3326:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2755:
+check3323:
 	CMPQ CX, R11
-	JB   next2754
+	JB   next3322
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2754
-	JMP  done2753
+	JB   next3322
+	JMP  done3321
 
-fp162751:
+fp163319:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2768
+	JMP  check3339
 
-next2767:
+next3338:
 	TESTQ     R9, R9
-	JEQ       kept2769
+	JEQ       kept3340
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -7087,150 +12028,303 @@ next2767:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2769:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z6, Z6
-	VPADDQ      64(SI)(CX*4), Z6, Z6
-	VPADDQ      (R8)(CX*2), Z8, Z8
-	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z10
-	VCVTPH2PS   32(DX)(CX*2), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z10, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z10, Z18
-	VMOVUPS     (SI)(CX*4), Z10
-	VMOVUPS     64(SI)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z16, Z10, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z16, Z10, Z20
-	VMULPS      (AX), Z17, Z17
-	VFMADD231PS 64(AX), Z19, Z17
-	VMULPS      (AX), Z18, Z18
-	VFMADD231PS 64(AX), Z20, Z18
-	VMOVDQU32   (R8)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z10
-	VPANDD      Z4, Z16, Z16
-	VMULPS      Z10, Z5, Z10
-	VFMADD231PS Z11, Z17, Z10
-	VMULPS      Z16, Z5, Z16
-	VFMADD231PS Z11, Z18, Z16
-	VPADDD      pattern00008000<>+0(SB), Z10, Z21
-	VPADDD      pattern00008000<>+0(SB), Z16, Z22
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z4, Z21
-	VMOVDQU32   Z21, (R8)(CX*2)
-	VPADDQ      Z21, Z9, Z9
-	VMULPS      Z13, Z17, Z17
-	VFMADD231PS Z12, Z10, Z17
-	VFMADD231PS 512(AX), Z19, Z19
-	VFMADD231PS Z14, Z17, Z19
-	VMULPS      Z13, Z18, Z18
-	VFMADD231PS Z12, Z16, Z18
-	VFMADD231PS 512(AX), Z20, Z20
-	VFMADD231PS Z14, Z18, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS   Z20, Z19, Z10
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z10, (SI)(CX*4)
-	VPADDQ      Z10, Z7, Z7
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	VPADDQ      Z16, Z7, Z7
-	TESTQ       DI, DI
-	JNE         unusual2770
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z10
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z16, Z4, Z10
-	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2771
+kept3340:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z6, Z6
+	VPADDQ        64(SI)(CX*4), Z6, Z6
+	VPADDQ        (R8)(CX*2), Z8, Z8
+	PREFETCHT0    (DX)(R12*2)
+	VCVTPH2PS     (DX)(CX*2), Z10
+	VCVTPH2PS     32(DX)(CX*2), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z10, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z10, Z18
+	VMOVUPS       (SI)(CX*4), Z10
+	VMOVUPS       64(SI)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z16, Z10, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z16, Z10, Z20
+	VMULPS        (AX), Z17, Z17
+	VFMADD231PS   64(AX), Z19, Z17
+	VMULPS        (AX), Z18, Z18
+	VFMADD231PS   64(AX), Z20, Z18
+	VMOVDQU32     (R8)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z10
+	VPANDD        Z4, Z16, Z16
+	VMULPS        Z10, Z5, Z10
+	VFMADD231PS   Z11, Z17, Z10
+	VMULPS        Z16, Z5, Z16
+	VFMADD231PS   Z11, Z18, Z16
+	VPADDD        pattern00008000<>+0(SB), Z10, Z21
+	VPADDD        pattern00008000<>+0(SB), Z16, Z22
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z4, Z21
+	VMOVDQU32     Z21, (R8)(CX*2)
+	VPADDQ        Z21, Z9, Z9
+	VMULPS        Z13, Z17, Z17
+	VFMADD231PS   Z12, Z10, Z17
+	VFMADD231PS   512(AX), Z19, Z19
+	VFMADD231PS   Z14, Z17, Z19
+	VMULPS        Z13, Z18, Z18
+	VFMADD231PS   Z12, Z16, Z18
+	VFMADD231PS   512(AX), Z20, Z20
+	VFMADD231PS   Z14, Z18, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z20, Z19, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z10, (SI)(CX*4)
+	VPADDQ        Z10, Z7, Z7
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	VPADDQ        Z16, Z7, Z7
+	TESTQ         DI, DI
+	JNE           unusual3341
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z10
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z16, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3343
+	VPSUBW        (BX)(CX*2), Y10, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2770:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162773
-	JA         fp322774
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z10
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z10, Z10
-	VPTERNLOGD $0xf8, Z16, Z4, Z10
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2777
-	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2776
+noted3343:
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3342
 
-ordinary2777:
+unusual3341:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163345
+	JA            fp323346
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z10
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z16, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3348
+	VPSUBW        (BX)(CX*2), Y10, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3348:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3350
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3349
+
+ordinary3350:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2776:
-	JMP done2775
+stored3349:
+	JMP done3347
 
-fp162773:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS    Z20, Z19, Z10
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z10, Y15
-	VCVTPS2PH    $0x00, Z16, Y10
-	VINSERTI64X4 $0x01, Y10, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2779
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2778
+fp163345:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z20, Z19, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z10, Y15
+	VCVTPS2PH     $0x00, Z16, Y10
+	VINSERTI64X4  $0x01, Y10, Z15, Z15
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3351
+	VPSUBW        (BX)(CX*2), Y15, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2779:
+noted3351:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3353
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3352
+
+ordinary3353:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2778:
-	JMP done2775
+stored3352:
+	JMP done3347
 
-fp322774:
-done2775:
-stored2771:
+fp323346:
+done3347:
+stored3342:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2768:
+check3339:
 	CMPQ CX, R11
-	JB   next2767
+	JB   next3338
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2767
-	JMP  done2753
+	JB   next3338
+	JMP  done3321
 
-fp322752:
+fp323320:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2781
+	JMP  check3355
 
-next2780:
+next3354:
 	TESTQ     R9, R9
-	JEQ       kept2782
+	JEQ       kept3356
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -7242,162 +12336,315 @@ next2780:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2782:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z6, Z6
-	VPADDQ      64(SI)(CX*4), Z6, Z6
-	VPADDQ      (R8)(CX*2), Z8, Z8
-	PREFETCHT0  (DX)(R12*4)
-	PREFETCHT0  64(DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z10
-	VMOVUPS     64(DX)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z10, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z10, Z18
-	VMOVUPS     (SI)(CX*4), Z10
-	VMOVUPS     64(SI)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z16, Z10, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z16, Z10, Z20
-	VMULPS      (AX), Z17, Z17
-	VFMADD231PS 64(AX), Z19, Z17
-	VMULPS      (AX), Z18, Z18
-	VFMADD231PS 64(AX), Z20, Z18
-	VMOVDQU32   (R8)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z10
-	VPANDD      Z4, Z16, Z16
-	VMULPS      Z10, Z5, Z10
-	VFMADD231PS Z11, Z17, Z10
-	VMULPS      Z16, Z5, Z16
-	VFMADD231PS Z11, Z18, Z16
-	VPADDD      pattern00008000<>+0(SB), Z10, Z21
-	VPADDD      pattern00008000<>+0(SB), Z16, Z22
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z4, Z21
-	VMOVDQU32   Z21, (R8)(CX*2)
-	VPADDQ      Z21, Z9, Z9
-	VMULPS      Z13, Z17, Z17
-	VFMADD231PS Z12, Z10, Z17
-	VFMADD231PS 512(AX), Z19, Z19
-	VFMADD231PS Z14, Z17, Z19
-	VMULPS      Z13, Z18, Z18
-	VFMADD231PS Z12, Z16, Z18
-	VFMADD231PS 512(AX), Z20, Z20
-	VFMADD231PS Z14, Z18, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS   Z20, Z19, Z10
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z10, (SI)(CX*4)
-	VPADDQ      Z10, Z7, Z7
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	VPADDQ      Z16, Z7, Z7
-	TESTQ       DI, DI
-	JNE         unusual2783
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z10
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z16, Z4, Z10
-	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2784
+kept3356:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z6, Z6
+	VPADDQ        64(SI)(CX*4), Z6, Z6
+	VPADDQ        (R8)(CX*2), Z8, Z8
+	PREFETCHT0    (DX)(R12*4)
+	PREFETCHT0    64(DX)(R12*4)
+	VMOVUPS       (DX)(CX*4), Z10
+	VMOVUPS       64(DX)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z10, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z10, Z18
+	VMOVUPS       (SI)(CX*4), Z10
+	VMOVUPS       64(SI)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z16, Z10, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z16, Z10, Z20
+	VMULPS        (AX), Z17, Z17
+	VFMADD231PS   64(AX), Z19, Z17
+	VMULPS        (AX), Z18, Z18
+	VFMADD231PS   64(AX), Z20, Z18
+	VMOVDQU32     (R8)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z10
+	VPANDD        Z4, Z16, Z16
+	VMULPS        Z10, Z5, Z10
+	VFMADD231PS   Z11, Z17, Z10
+	VMULPS        Z16, Z5, Z16
+	VFMADD231PS   Z11, Z18, Z16
+	VPADDD        pattern00008000<>+0(SB), Z10, Z21
+	VPADDD        pattern00008000<>+0(SB), Z16, Z22
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z4, Z21
+	VMOVDQU32     Z21, (R8)(CX*2)
+	VPADDQ        Z21, Z9, Z9
+	VMULPS        Z13, Z17, Z17
+	VFMADD231PS   Z12, Z10, Z17
+	VFMADD231PS   512(AX), Z19, Z19
+	VFMADD231PS   Z14, Z17, Z19
+	VMULPS        Z13, Z18, Z18
+	VFMADD231PS   Z12, Z16, Z18
+	VFMADD231PS   512(AX), Z20, Z20
+	VFMADD231PS   Z14, Z18, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z20, Z19, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z10, (SI)(CX*4)
+	VPADDQ        Z10, Z7, Z7
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	VPADDQ        Z16, Z7, Z7
+	TESTQ         DI, DI
+	JNE           unusual3357
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z10
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z16, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3359
+	VPSUBW        (BX)(CX*2), Y10, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2783:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162786
-	JA         fp322787
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z10
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z10, Z10
-	VPTERNLOGD $0xf8, Z16, Z4, Z10
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2790
-	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2789
+noted3359:
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3358
 
-ordinary2790:
+unusual3357:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163361
+	JA            fp323362
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z10
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z16, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3364
+	VPSUBW        (BX)(CX*2), Y10, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3364:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3366
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3365
+
+ordinary3366:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2789:
-	JMP done2788
+stored3365:
+	JMP done3363
 
-fp162786:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS    Z20, Z19, Z10
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z10, Y15
-	VCVTPS2PH    $0x00, Z16, Y10
-	VINSERTI64X4 $0x01, Y10, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2792
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2791
+fp163361:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z20, Z19, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z10, Y15
+	VCVTPS2PH     $0x00, Z16, Y10
+	VINSERTI64X4  $0x01, Y10, Z15, Z15
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3367
+	VPSUBW        (BX)(CX*2), Y15, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2792:
+noted3367:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3369
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3368
+
+ordinary3369:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2791:
-	JMP done2788
+stored3368:
+	JMP done3363
 
-fp322787:
-done2788:
-stored2784:
+fp323362:
+done3363:
+stored3358:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2781:
+check3355:
 	CMPQ CX, R11
-	JB   next2780
+	JB   next3354
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2780
+	JB   next3354
 
-done2753:
+done3321:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z6, (AX)
 	VMOVDQU32 Z7, 64(AX)
 	VMOVDQU32 Z8, 256(AX)
 	VMOVDQU32 Z9, 320(AX)
-	JMP       updated2749
+	JMP       updated3317
 
-plain2748:
+plain3316:
 	CMPQ CX, $0x01
-	JE   fp162794
-	JA   fp322795
+	JE   fp163371
+	JA   fp323372
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2798
+	JMP  check3375
 
-next2797:
+next3374:
 	TESTQ     R9, R9
-	JEQ       kept2799
+	JEQ       kept3376
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -7409,141 +12656,294 @@ next2797:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2799:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VMOVDQU32   (DX)(CX*2), Z8
-	VPSLLD      $0x10, Z8, Z6
-	VPANDD      Z4, Z8, Z8
-	VMOVUPS     (SI)(CX*4), Z9
-	VMOVUPS     64(SI)(CX*4), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z10, Z9, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z10, Z9, Z16
-	VMULPS      (AX), Z6, Z6
-	VFMADD231PS 64(AX), Z15, Z6
-	VMULPS      (AX), Z8, Z8
-	VFMADD231PS 64(AX), Z16, Z8
-	VMOVDQU32   (R8)(CX*2), Z10
-	VPSLLD      $0x10, Z10, Z9
-	VPANDD      Z4, Z10, Z10
-	VMULPS      Z9, Z5, Z9
-	VFMADD231PS Z11, Z6, Z9
-	VMULPS      Z10, Z5, Z10
-	VFMADD231PS Z11, Z8, Z10
-	VPADDD      pattern00008000<>+0(SB), Z9, Z17
-	VPADDD      pattern00008000<>+0(SB), Z10, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z4, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VMULPS      Z13, Z6, Z6
-	VFMADD231PS Z12, Z9, Z6
-	VFMADD231PS 512(AX), Z15, Z15
-	VFMADD231PS Z14, Z6, Z15
-	VMULPS      Z13, Z8, Z8
-	VFMADD231PS Z12, Z10, Z8
-	VFMADD231PS 512(AX), Z16, Z16
-	VFMADD231PS Z14, Z8, Z16
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z16, Z15, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
-	VPERMI2PS   Z16, Z15, Z8
-	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z8, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2800
-	VPTESTMD    Z0, Z15, K1
-	VPADDD      Z1, Z15, Z6
-	VCMPPS      $0x03, Z15, Z15, K2
-	VPADDD      Z2, Z6, K1, Z6
-	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z16, K1
-	VPADDD      Z1, Z16, Z8
-	VCMPPS      $0x03, Z16, Z16, K2
-	VPADDD      Z2, Z8, K1, Z8
-	VMOVDQU32   Z3, K2, Z8
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z8, Z4, Z6
-	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2801
+kept3376:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*2)
+	VMOVDQU32     (DX)(CX*2), Z8
+	VPSLLD        $0x10, Z8, Z6
+	VPANDD        Z4, Z8, Z8
+	VMOVUPS       (SI)(CX*4), Z9
+	VMOVUPS       64(SI)(CX*4), Z10
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z10, Z9, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z10, Z9, Z16
+	VMULPS        (AX), Z6, Z6
+	VFMADD231PS   64(AX), Z15, Z6
+	VMULPS        (AX), Z8, Z8
+	VFMADD231PS   64(AX), Z16, Z8
+	VMOVDQU32     (R8)(CX*2), Z10
+	VPSLLD        $0x10, Z10, Z9
+	VPANDD        Z4, Z10, Z10
+	VMULPS        Z9, Z5, Z9
+	VFMADD231PS   Z11, Z6, Z9
+	VMULPS        Z10, Z5, Z10
+	VFMADD231PS   Z11, Z8, Z10
+	VPADDD        pattern00008000<>+0(SB), Z9, Z17
+	VPADDD        pattern00008000<>+0(SB), Z10, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z4, Z17
+	VMOVDQU32     Z17, (R8)(CX*2)
+	VMULPS        Z13, Z6, Z6
+	VFMADD231PS   Z12, Z9, Z6
+	VFMADD231PS   512(AX), Z15, Z15
+	VFMADD231PS   Z14, Z6, Z15
+	VMULPS        Z13, Z8, Z8
+	VFMADD231PS   Z12, Z10, Z8
+	VFMADD231PS   512(AX), Z16, Z16
+	VFMADD231PS   Z14, Z8, Z16
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z16, Z15, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS     Z16, Z15, Z8
+	VMOVUPS       Z6, (SI)(CX*4)
+	VMOVUPS       Z8, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3377
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z6
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z8
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z8, K1, Z8
+	VMOVDQU32     Z3, K2, Z8
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z8, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3379
+	VPSUBW        (BX)(CX*2), Y6, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y8
+	VPSUBW        32(BX)(CX*2), Y8, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2800:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162803
-	JA         fp322804
-	VPTESTMD   Z0, Z15, K1
-	VPADDD     Z1, Z15, Z6
-	VCMPPS     $0x03, Z15, Z15, K2
-	VPADDD     Z2, Z6, K1, Z6
-	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z16, K1
-	VPADDD     Z1, Z16, Z8
-	VCMPPS     $0x03, Z16, Z16, K2
-	VPADDD     Z2, Z8, K1, Z8
-	VMOVDQU32  Z3, K2, Z8
-	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z8, Z4, Z6
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2807
-	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2806
+noted3379:
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3378
 
-ordinary2807:
+unusual3377:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163381
+	JA            fp323382
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z6
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z8
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z8, K1, Z8
+	VMOVDQU32     Z3, K2, Z8
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z8, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3384
+	VPSUBW        (BX)(CX*2), Y6, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y8
+	VPSUBW        32(BX)(CX*2), Y8, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3384:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3386
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3385
+
+ordinary3386:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2806:
-	JMP done2805
+stored3385:
+	JMP done3383
 
-fp162803:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z16, Z15, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
-	VPERMI2PS    Z16, Z15, Z8
-	VPXORD       Z7, Z7, Z7
-	VCVTPS2PH    $0x00, Z6, Y7
-	VCVTPS2PH    $0x00, Z8, Y6
-	VINSERTI64X4 $0x01, Y6, Z7, Z7
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2809
-	VMOVNTDQ     Z7, (BX)(CX*2)
-	JMP          stored2808
+fp163381:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z16, Z15, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS     Z16, Z15, Z8
+	VPXORD        Z7, Z7, Z7
+	VCVTPS2PH     $0x00, Z6, Y7
+	VCVTPS2PH     $0x00, Z8, Y6
+	VINSERTI64X4  $0x01, Y6, Z7, Z7
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3387
+	VPSUBW        (BX)(CX*2), Y7, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z7, Y6
+	VPSUBW        32(BX)(CX*2), Y6, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2809:
+noted3387:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3389
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored3388
+
+ordinary3389:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored2808:
-	JMP done2805
+stored3388:
+	JMP done3383
 
-fp322804:
-done2805:
-stored2801:
+fp323382:
+done3383:
+stored3378:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2798:
+check3375:
 	CMPQ CX, R11
-	JB   next2797
+	JB   next3374
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2797
-	JMP  done2796
+	JB   next3374
+	JMP  done3373
 
-fp162794:
+fp163371:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2811
+	JMP  check3391
 
-next2810:
+next3390:
 	TESTQ     R9, R9
-	JEQ       kept2812
+	JEQ       kept3392
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -7555,144 +12955,297 @@ next2810:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2812:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z6
-	VCVTPH2PS   32(DX)(CX*2), Z8
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z9
-	VPERMI2PS   Z8, Z6, Z9
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z10
-	VPERMI2PS   Z8, Z6, Z10
-	VMOVUPS     (SI)(CX*4), Z6
-	VMOVUPS     64(SI)(CX*4), Z8
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z8, Z6, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z8, Z6, Z16
-	VMULPS      (AX), Z9, Z9
-	VFMADD231PS 64(AX), Z15, Z9
-	VMULPS      (AX), Z10, Z10
-	VFMADD231PS 64(AX), Z16, Z10
-	VMOVDQU32   (R8)(CX*2), Z8
-	VPSLLD      $0x10, Z8, Z6
-	VPANDD      Z4, Z8, Z8
-	VMULPS      Z6, Z5, Z6
-	VFMADD231PS Z11, Z9, Z6
-	VMULPS      Z8, Z5, Z8
-	VFMADD231PS Z11, Z10, Z8
-	VPADDD      pattern00008000<>+0(SB), Z6, Z17
-	VPADDD      pattern00008000<>+0(SB), Z8, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z4, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VMULPS      Z13, Z9, Z9
-	VFMADD231PS Z12, Z6, Z9
-	VFMADD231PS 512(AX), Z15, Z15
-	VFMADD231PS Z14, Z9, Z15
-	VMULPS      Z13, Z10, Z10
-	VFMADD231PS Z12, Z8, Z10
-	VFMADD231PS 512(AX), Z16, Z16
-	VFMADD231PS Z14, Z10, Z16
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z16, Z15, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
-	VPERMI2PS   Z16, Z15, Z8
-	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z8, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2813
-	VPTESTMD    Z0, Z15, K1
-	VPADDD      Z1, Z15, Z6
-	VCMPPS      $0x03, Z15, Z15, K2
-	VPADDD      Z2, Z6, K1, Z6
-	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z16, K1
-	VPADDD      Z1, Z16, Z8
-	VCMPPS      $0x03, Z16, Z16, K2
-	VPADDD      Z2, Z8, K1, Z8
-	VMOVDQU32   Z3, K2, Z8
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z8, Z4, Z6
-	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2814
+kept3392:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*2)
+	VCVTPH2PS     (DX)(CX*2), Z6
+	VCVTPH2PS     32(DX)(CX*2), Z8
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z9
+	VPERMI2PS     Z8, Z6, Z9
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z10
+	VPERMI2PS     Z8, Z6, Z10
+	VMOVUPS       (SI)(CX*4), Z6
+	VMOVUPS       64(SI)(CX*4), Z8
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z8, Z6, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z8, Z6, Z16
+	VMULPS        (AX), Z9, Z9
+	VFMADD231PS   64(AX), Z15, Z9
+	VMULPS        (AX), Z10, Z10
+	VFMADD231PS   64(AX), Z16, Z10
+	VMOVDQU32     (R8)(CX*2), Z8
+	VPSLLD        $0x10, Z8, Z6
+	VPANDD        Z4, Z8, Z8
+	VMULPS        Z6, Z5, Z6
+	VFMADD231PS   Z11, Z9, Z6
+	VMULPS        Z8, Z5, Z8
+	VFMADD231PS   Z11, Z10, Z8
+	VPADDD        pattern00008000<>+0(SB), Z6, Z17
+	VPADDD        pattern00008000<>+0(SB), Z8, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z4, Z17
+	VMOVDQU32     Z17, (R8)(CX*2)
+	VMULPS        Z13, Z9, Z9
+	VFMADD231PS   Z12, Z6, Z9
+	VFMADD231PS   512(AX), Z15, Z15
+	VFMADD231PS   Z14, Z9, Z15
+	VMULPS        Z13, Z10, Z10
+	VFMADD231PS   Z12, Z8, Z10
+	VFMADD231PS   512(AX), Z16, Z16
+	VFMADD231PS   Z14, Z10, Z16
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z16, Z15, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS     Z16, Z15, Z8
+	VMOVUPS       Z6, (SI)(CX*4)
+	VMOVUPS       Z8, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3393
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z6
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z8
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z8, K1, Z8
+	VMOVDQU32     Z3, K2, Z8
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z8, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3395
+	VPSUBW        (BX)(CX*2), Y6, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y8
+	VPSUBW        32(BX)(CX*2), Y8, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2813:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162816
-	JA         fp322817
-	VPTESTMD   Z0, Z15, K1
-	VPADDD     Z1, Z15, Z6
-	VCMPPS     $0x03, Z15, Z15, K2
-	VPADDD     Z2, Z6, K1, Z6
-	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z16, K1
-	VPADDD     Z1, Z16, Z8
-	VCMPPS     $0x03, Z16, Z16, K2
-	VPADDD     Z2, Z8, K1, Z8
-	VMOVDQU32  Z3, K2, Z8
-	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z8, Z4, Z6
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2820
-	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2819
+noted3395:
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3394
 
-ordinary2820:
+unusual3393:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163397
+	JA            fp323398
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z6
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z8
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z8, K1, Z8
+	VMOVDQU32     Z3, K2, Z8
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z8, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3400
+	VPSUBW        (BX)(CX*2), Y6, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y8
+	VPSUBW        32(BX)(CX*2), Y8, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3400:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3402
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3401
+
+ordinary3402:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2819:
-	JMP done2818
+stored3401:
+	JMP done3399
 
-fp162816:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z16, Z15, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
-	VPERMI2PS    Z16, Z15, Z8
-	VPXORD       Z7, Z7, Z7
-	VCVTPS2PH    $0x00, Z6, Y7
-	VCVTPS2PH    $0x00, Z8, Y6
-	VINSERTI64X4 $0x01, Y6, Z7, Z7
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2822
-	VMOVNTDQ     Z7, (BX)(CX*2)
-	JMP          stored2821
+fp163397:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z16, Z15, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS     Z16, Z15, Z8
+	VPXORD        Z7, Z7, Z7
+	VCVTPS2PH     $0x00, Z6, Y7
+	VCVTPS2PH     $0x00, Z8, Y6
+	VINSERTI64X4  $0x01, Y6, Z7, Z7
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3403
+	VPSUBW        (BX)(CX*2), Y7, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z7, Y6
+	VPSUBW        32(BX)(CX*2), Y6, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2822:
+noted3403:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3405
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored3404
+
+ordinary3405:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored2821:
-	JMP done2818
+stored3404:
+	JMP done3399
 
-fp322817:
-done2818:
-stored2814:
+fp323398:
+done3399:
+stored3394:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2811:
+check3391:
 	CMPQ CX, R11
-	JB   next2810
+	JB   next3390
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2810
-	JMP  done2796
+	JB   next3390
+	JMP  done3373
 
-fp322795:
+fp323372:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2824
+	JMP  check3407
 
-next2823:
+next3406:
 	TESTQ     R9, R9
-	JEQ       kept2825
+	JEQ       kept3408
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -7704,136 +13257,289 @@ next2823:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2825:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*4)
-	PREFETCHT0  64(DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z6
-	VMOVUPS     64(DX)(CX*4), Z8
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z9
-	VPERMI2PS   Z8, Z6, Z9
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z10
-	VPERMI2PS   Z8, Z6, Z10
-	VMOVUPS     (SI)(CX*4), Z6
-	VMOVUPS     64(SI)(CX*4), Z8
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z8, Z6, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z8, Z6, Z16
-	VMULPS      (AX), Z9, Z9
-	VFMADD231PS 64(AX), Z15, Z9
-	VMULPS      (AX), Z10, Z10
-	VFMADD231PS 64(AX), Z16, Z10
-	VMOVDQU32   (R8)(CX*2), Z8
-	VPSLLD      $0x10, Z8, Z6
-	VPANDD      Z4, Z8, Z8
-	VMULPS      Z6, Z5, Z6
-	VFMADD231PS Z11, Z9, Z6
-	VMULPS      Z8, Z5, Z8
-	VFMADD231PS Z11, Z10, Z8
-	VPADDD      pattern00008000<>+0(SB), Z6, Z17
-	VPADDD      pattern00008000<>+0(SB), Z8, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z4, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VMULPS      Z13, Z9, Z9
-	VFMADD231PS Z12, Z6, Z9
-	VFMADD231PS 512(AX), Z15, Z15
-	VFMADD231PS Z14, Z9, Z15
-	VMULPS      Z13, Z10, Z10
-	VFMADD231PS Z12, Z8, Z10
-	VFMADD231PS 512(AX), Z16, Z16
-	VFMADD231PS Z14, Z10, Z16
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z16, Z15, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
-	VPERMI2PS   Z16, Z15, Z8
-	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z8, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2826
-	VPTESTMD    Z0, Z15, K1
-	VPADDD      Z1, Z15, Z6
-	VCMPPS      $0x03, Z15, Z15, K2
-	VPADDD      Z2, Z6, K1, Z6
-	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z16, K1
-	VPADDD      Z1, Z16, Z8
-	VCMPPS      $0x03, Z16, Z16, K2
-	VPADDD      Z2, Z8, K1, Z8
-	VMOVDQU32   Z3, K2, Z8
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z8, Z4, Z6
-	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2827
+kept3408:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*4)
+	PREFETCHT0    64(DX)(R12*4)
+	VMOVUPS       (DX)(CX*4), Z6
+	VMOVUPS       64(DX)(CX*4), Z8
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z9
+	VPERMI2PS     Z8, Z6, Z9
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z10
+	VPERMI2PS     Z8, Z6, Z10
+	VMOVUPS       (SI)(CX*4), Z6
+	VMOVUPS       64(SI)(CX*4), Z8
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z8, Z6, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z8, Z6, Z16
+	VMULPS        (AX), Z9, Z9
+	VFMADD231PS   64(AX), Z15, Z9
+	VMULPS        (AX), Z10, Z10
+	VFMADD231PS   64(AX), Z16, Z10
+	VMOVDQU32     (R8)(CX*2), Z8
+	VPSLLD        $0x10, Z8, Z6
+	VPANDD        Z4, Z8, Z8
+	VMULPS        Z6, Z5, Z6
+	VFMADD231PS   Z11, Z9, Z6
+	VMULPS        Z8, Z5, Z8
+	VFMADD231PS   Z11, Z10, Z8
+	VPADDD        pattern00008000<>+0(SB), Z6, Z17
+	VPADDD        pattern00008000<>+0(SB), Z8, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z4, Z17
+	VMOVDQU32     Z17, (R8)(CX*2)
+	VMULPS        Z13, Z9, Z9
+	VFMADD231PS   Z12, Z6, Z9
+	VFMADD231PS   512(AX), Z15, Z15
+	VFMADD231PS   Z14, Z9, Z15
+	VMULPS        Z13, Z10, Z10
+	VFMADD231PS   Z12, Z8, Z10
+	VFMADD231PS   512(AX), Z16, Z16
+	VFMADD231PS   Z14, Z10, Z16
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z16, Z15, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS     Z16, Z15, Z8
+	VMOVUPS       Z6, (SI)(CX*4)
+	VMOVUPS       Z8, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3409
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z6
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z8
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z8, K1, Z8
+	VMOVDQU32     Z3, K2, Z8
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z8, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3411
+	VPSUBW        (BX)(CX*2), Y6, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y8
+	VPSUBW        32(BX)(CX*2), Y8, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2826:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162829
-	JA         fp322830
-	VPTESTMD   Z0, Z15, K1
-	VPADDD     Z1, Z15, Z6
-	VCMPPS     $0x03, Z15, Z15, K2
-	VPADDD     Z2, Z6, K1, Z6
-	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z16, K1
-	VPADDD     Z1, Z16, Z8
-	VCMPPS     $0x03, Z16, Z16, K2
-	VPADDD     Z2, Z8, K1, Z8
-	VMOVDQU32  Z3, K2, Z8
-	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z8, Z4, Z6
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2833
-	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2832
+noted3411:
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3410
 
-ordinary2833:
+unusual3409:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163413
+	JA            fp323414
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z6
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z8
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z8, K1, Z8
+	VMOVDQU32     Z3, K2, Z8
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z8, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3416
+	VPSUBW        (BX)(CX*2), Y6, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y8
+	VPSUBW        32(BX)(CX*2), Y8, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3416:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3418
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3417
+
+ordinary3418:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2832:
-	JMP done2831
+stored3417:
+	JMP done3415
 
-fp162829:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z16, Z15, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
-	VPERMI2PS    Z16, Z15, Z8
-	VPXORD       Z7, Z7, Z7
-	VCVTPS2PH    $0x00, Z6, Y7
-	VCVTPS2PH    $0x00, Z8, Y6
-	VINSERTI64X4 $0x01, Y6, Z7, Z7
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2835
-	VMOVNTDQ     Z7, (BX)(CX*2)
-	JMP          stored2834
+fp163413:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z16, Z15, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS     Z16, Z15, Z8
+	VPXORD        Z7, Z7, Z7
+	VCVTPS2PH     $0x00, Z6, Y7
+	VCVTPS2PH     $0x00, Z8, Y6
+	VINSERTI64X4  $0x01, Y6, Z7, Z7
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3419
+	VPSUBW        (BX)(CX*2), Y7, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z7, Y6
+	VPSUBW        32(BX)(CX*2), Y6, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2835:
+noted3419:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3421
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored3420
+
+ordinary3421:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored2834:
-	JMP done2831
+stored3420:
+	JMP done3415
 
-fp322830:
-done2831:
-stored2827:
+fp323414:
+done3415:
+stored3410:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2824:
+check3407:
 	CMPQ CX, R11
-	JB   next2823
+	JB   next3406
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2823
+	JB   next3406
 
-done2796:
-updated2749:
+done3373:
+updated3317:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -7859,15 +13565,15 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp162837
-	JA     fp322838
+	JE     fp163423
+	JA     fp323424
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check2841
+	JMP    check3427
 
-next2840:
+next3426:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -7877,36 +13583,36 @@ next2840:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2842
+	JEQ        written3428
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2843
+	JNE        unaligned3429
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2842
+	JMP        written3428
 
-unaligned2843:
+unaligned3429:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2842:
+written3428:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2841:
+check3427:
 	CMPQ DX, R8
-	JB   next2840
+	JB   next3426
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2840
-	JMP  done2839
+	JB   next3426
+	JMP  done3425
 
-fp162837:
+fp163423:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check2845
+	JMP  check3431
 
-next2844:
+next3430:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -7916,36 +13622,36 @@ next2844:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2846
+	JEQ        written3432
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2847
+	JNE        unaligned3433
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2846
+	JMP        written3432
 
-unaligned2847:
+unaligned3433:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2846:
+written3432:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2845:
+check3431:
 	CMPQ DX, R8
-	JB   next2844
+	JB   next3430
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2844
-	JMP  done2839
+	JB   next3430
+	JMP  done3425
 
-fp322838:
+fp323424:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check2849
+	JMP  check3435
 
-next2848:
+next3434:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -7955,28 +13661,28 @@ next2848:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2850
+	JEQ        written3436
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2851
+	JNE        unaligned3437
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2850
+	JMP        written3436
 
-unaligned2851:
+unaligned3437:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2850:
+written3436:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2849:
+check3435:
 	CMPQ DX, R8
-	JB   next2848
+	JB   next3434
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2848
+	JB   next3434
 
-done2839:
+done3425:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -8003,15 +13709,15 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp162853
-	JA     fp322854
+	JE     fp163439
+	JA     fp323440
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check2857
+	JMP    check3443
 
-next2856:
+next3442:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -8024,36 +13730,36 @@ next2856:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2858
+	JEQ        written3444
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2859
+	JNE        unaligned3445
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2858
+	JMP        written3444
 
-unaligned2859:
+unaligned3445:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2858:
+written3444:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2857:
+check3443:
 	CMPQ DX, R9
-	JB   next2856
+	JB   next3442
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2856
-	JMP  done2855
+	JB   next3442
+	JMP  done3441
 
-fp162853:
+fp163439:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check2861
+	JMP  check3447
 
-next2860:
+next3446:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -8066,36 +13772,36 @@ next2860:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2862
+	JEQ        written3448
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2863
+	JNE        unaligned3449
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2862
+	JMP        written3448
 
-unaligned2863:
+unaligned3449:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2862:
+written3448:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2861:
+check3447:
 	CMPQ DX, R9
-	JB   next2860
+	JB   next3446
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2860
-	JMP  done2855
+	JB   next3446
+	JMP  done3441
 
-fp322854:
+fp323440:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check2865
+	JMP  check3451
 
-next2864:
+next3450:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -8108,28 +13814,28 @@ next2864:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2866
+	JEQ        written3452
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2867
+	JNE        unaligned3453
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2866
+	JMP        written3452
 
-unaligned2867:
+unaligned3453:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2866:
+written3452:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2865:
+check3451:
 	CMPQ DX, R9
-	JB   next2864
+	JB   next3450
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2864
+	JB   next3450
 
-done2855:
+done3441:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -8201,10 +13907,10 @@ TEXT ·adamFP32INT8AVX512(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      64(AX), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2868
+	JEQ       aligned3454
 	ORQ       $0x04, DI
 
-aligned2868:
+aligned3454:
 	MOVQ a+0(FP), AX
 	MOVQ 136(AX), R8
 	MOVQ a+0(FP), AX
@@ -8216,12 +13922,12 @@ aligned2868:
 	MOVQ a+0(FP), AX
 	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
-	JE   fp162870
-	JA   fp322871
+	JE   fp163456
+	JA   fp323457
 
-block2873:
+block3459:
 	TESTQ   R11, R11
-	JEQ     kept2876
+	JEQ     kept3462
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -8230,7 +13936,7 @@ block2873:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2876:
+kept3462:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -8250,9 +13956,9 @@ kept2876:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2874:
+tile3460:
 	TESTQ     R11, R11
-	JEQ       kept2877
+	JEQ       kept3463
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z17
@@ -8270,384 +13976,690 @@ tile2874:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2877:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R12
-	MOVQ        8(R12), R12
-	CMPQ        AX, R12
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R9)(CX*1)
-	PREFETCHT0  (R10)(CX*1)
-	MOVQ        AX, R12
-	ANDQ        $0x000001ff, R12
-	PREFETCHT0  (SI)(CX*4)
-	PREFETCHT0  64(SI)(CX*4)
-	PREFETCHT0  (R8)(CX*2)
-	VPMOVZXBW   (R10)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z8, Z18, Z18
-	VPMOVSXBW   (R9)(AX*1), Z21
-	VPSLLD      $0x13, Z21, Z20
-	VPSLLD      $0x03, Z21, Z21
-	VPANDD      Z3, Z17, Z22
-	VPADDD      Z11, Z22, Z22
-	VPANDD      Z10, Z20, Z19
-	VPADDD      Z22, Z19, Z19
-	VSUBPS      Z22, Z19, Z19
-	VPTERNLOGD  $0xf8, Z7, Z20, Z19
-	VPANDD      Z3, Z18, Z22
-	VPADDD      Z11, Z22, Z22
-	VPANDD      Z10, Z21, Z20
-	VPADDD      Z22, Z20, Z20
-	VSUBPS      Z22, Z20, Z20
-	VPTERNLOGD  $0xf8, Z7, Z21, Z20
-	VMOVDQU32   (R8)(AX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z8, Z22, Z22
-	VMOVUPS     (SI)(AX*4), Z23
-	VMOVUPS     64(SI)(AX*4), Z24
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
-	VPERMI2PS   Z24, Z23, Z25
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
-	VPERMI2PS   Z24, Z23, Z26
-	VMULPS      4096(DX), Z21, Z21
-	VFMADD231PS 4160(DX), Z25, Z21
-	VMULPS      4096(DX), Z22, Z22
-	VFMADD231PS 4160(DX), Z26, Z22
-	VMULPS      Z19, Z12, Z19
-	VFMADD231PS Z13, Z21, Z19
-	VMULPS      Z20, Z12, Z20
-	VFMADD231PS Z13, Z22, Z20
-	VMULPS      Z21, Z21, Z21
-	VMULPS      Z22, Z22, Z22
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z17, Z14, Z17
-	VFMADD231PS Z15, Z21, Z17
-	VMULPS      Z18, Z14, Z18
-	VFMADD231PS Z15, Z22, Z18
-	VMOVUPS     Z19, (DX)(R12*4)
-	VMOVUPS     Z20, 64(DX)(R12*4)
-	VSQRTPS     Z17, Z17
-	VSQRTPS     Z18, Z18
-	MOVQ        R12, R13
-	XORQ        $0x00000100, R13
-	VPMAXSD     2048(DX)(R13*4), Z4, Z21
-	VPSRLD      5104(DX), Z0, Z22
-	VPADDD      Z22, Z21, Z21
-	VPANDND     Z3, Z21, Z23
-	VPANDND     (DX)(R13*4), Z7, Z22
-	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z22
-	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z23
-	VPADDD      Z23, Z22, Z22
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R13*4), Z4, Z23
-	VPSRLD      5104(DX), Z0, Z24
-	VPADDD      Z24, Z23, Z23
-	VPANDND     Z3, Z23, Z27
-	VPANDND     64(DX)(R13*4), Z7, Z24
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z24
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z27
-	VPADDD      Z27, Z24, Z24
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z21, Z21
-	VPSRLD      5088(DX), Z23, Z23
-	VPTERNLOGD  $0xf8, Z23, Z8, Z21
-	VPSUBW      4992(DX), Z21, Z21
-	VPSRLD      $0x13, Z22, Z22
-	VPSRLD      $0x03, Z24, Z24
-	VPTERNLOGD  $0xf8, Z24, Z8, Z22
-	VPSRLD      $0x10, (DX)(R13*4), Z23
-	VPTERNLOGD  $0xf8, 64(DX)(R13*4), Z8, Z23
-	VMOVUPS     Z17, 2048(DX)(R12*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VMOVUPS     Z18, 2112(DX)(R12*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z16, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z25, Z25
-	VFMADD231PS 4672(DX), Z19, Z25
-	VFMADD213PS 4544(DX), Z16, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z26, Z26
-	VFMADD231PS 4672(DX), Z20, Z26
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS   Z26, Z25, Z17
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z26, Z25, Z18
-	VMOVUPS     Z17, (SI)(AX*4)
-	VMOVUPS     Z18, 64(SI)(AX*4)
-	TESTQ       DI, DI
-	JNE         unusual2878
-	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
-	VPADDD      pattern00007fff<>+0(SB), Z25, Z17
-	VCMPPS      $0x03, Z25, Z25, K2
-	VPADDD      pattern00000001<>+0(SB), Z17, K1, Z17
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z17
-	VPTESTMD    pattern00010000<>+0(SB), Z26, K1
-	VPADDD      pattern00007fff<>+0(SB), Z26, Z18
-	VCMPPS      $0x03, Z26, Z26, K2
-	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z8, Z17
-	VMOVNTDQ    Z17, (BX)(AX*2)
-	JMP         stored2879
+kept3463:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R12
+	MOVQ          8(R12), R12
+	CMPQ          AX, R12
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R9)(CX*1)
+	PREFETCHT0    (R10)(CX*1)
+	MOVQ          AX, R12
+	ANDQ          $0x000001ff, R12
+	PREFETCHT0    (SI)(CX*4)
+	PREFETCHT0    64(SI)(CX*4)
+	PREFETCHT0    (R8)(CX*2)
+	VPMOVZXBW     (R10)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z8, Z18, Z18
+	VPMOVSXBW     (R9)(AX*1), Z21
+	VPSLLD        $0x13, Z21, Z20
+	VPSLLD        $0x03, Z21, Z21
+	VPANDD        Z3, Z17, Z22
+	VPADDD        Z11, Z22, Z22
+	VPANDD        Z10, Z20, Z19
+	VPADDD        Z22, Z19, Z19
+	VSUBPS        Z22, Z19, Z19
+	VPTERNLOGD    $0xf8, Z7, Z20, Z19
+	VPANDD        Z3, Z18, Z22
+	VPADDD        Z11, Z22, Z22
+	VPANDD        Z10, Z21, Z20
+	VPADDD        Z22, Z20, Z20
+	VSUBPS        Z22, Z20, Z20
+	VPTERNLOGD    $0xf8, Z7, Z21, Z20
+	VMOVDQU32     (R8)(AX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z8, Z22, Z22
+	VMOVUPS       (SI)(AX*4), Z23
+	VMOVUPS       64(SI)(AX*4), Z24
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS     Z24, Z23, Z25
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS     Z24, Z23, Z26
+	VMULPS        4096(DX), Z21, Z21
+	VFMADD231PS   4160(DX), Z25, Z21
+	VMULPS        4096(DX), Z22, Z22
+	VFMADD231PS   4160(DX), Z26, Z22
+	VMULPS        Z19, Z12, Z19
+	VFMADD231PS   Z13, Z21, Z19
+	VMULPS        Z20, Z12, Z20
+	VFMADD231PS   Z13, Z22, Z20
+	VMULPS        Z21, Z21, Z21
+	VMULPS        Z22, Z22, Z22
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z17, Z14, Z17
+	VFMADD231PS   Z15, Z21, Z17
+	VMULPS        Z18, Z14, Z18
+	VFMADD231PS   Z15, Z22, Z18
+	VMOVUPS       Z19, (DX)(R12*4)
+	VMOVUPS       Z20, 64(DX)(R12*4)
+	VSQRTPS       Z17, Z17
+	VSQRTPS       Z18, Z18
+	MOVQ          R12, R13
+	XORQ          $0x00000100, R13
+	VPMAXSD       2048(DX)(R13*4), Z4, Z21
+	VPSRLD        5104(DX), Z0, Z22
+	VPADDD        Z22, Z21, Z21
+	VPANDND       Z3, Z21, Z23
+	VPANDND       (DX)(R13*4), Z7, Z22
+	VFMADD213PS   pattern3e000000<>+0(SB), Z23, Z22
+	VMOVDQA32     Z0, Z23
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z23
+	VPADDD        Z23, Z22, Z22
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R13*4), Z4, Z23
+	VPSRLD        5104(DX), Z0, Z24
+	VPADDD        Z24, Z23, Z23
+	VPANDND       Z3, Z23, Z27
+	VPANDND       64(DX)(R13*4), Z7, Z24
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z24
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z27
+	VPADDD        Z27, Z24, Z24
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z21, Z21
+	VPSRLD        5088(DX), Z23, Z23
+	VPTERNLOGD    $0xf8, Z23, Z8, Z21
+	VPSUBW        4992(DX), Z21, Z21
+	VPSRLD        $0x13, Z22, Z22
+	VPSRLD        $0x03, Z24, Z24
+	VPTERNLOGD    $0xf8, Z24, Z8, Z22
+	VPSRLD        $0x10, (DX)(R13*4), Z23
+	VPTERNLOGD    $0xf8, 64(DX)(R13*4), Z8, Z23
+	VMOVUPS       Z17, 2048(DX)(R12*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VMOVUPS       Z18, 2112(DX)(R12*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z16, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z25, Z25
+	VFMADD231PS   4672(DX), Z19, Z25
+	VFMADD213PS   4544(DX), Z16, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z26, Z26
+	VFMADD231PS   4672(DX), Z20, Z26
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z26, Z25, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VMOVUPS       Z17, (SI)(AX*4)
+	VMOVUPS       Z18, 64(SI)(AX*4)
+	TESTQ         DI, DI
+	JNE           unusual3464
+	VPTESTMD      pattern00010000<>+0(SB), Z25, K1
+	VPADDD        pattern00007fff<>+0(SB), Z25, Z17
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z17
+	VPTESTMD      pattern00010000<>+0(SB), Z26, K1
+	VPADDD        pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z8, Z17
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3466
+	VPSUBW        (BX)(AX*2), Y17, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2878:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162881
-	JA         fp322882
-	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
-	VPADDD     pattern00007fff<>+0(SB), Z25, Z17
-	VCMPPS     $0x03, Z25, Z25, K2
-	VPADDD     pattern00000001<>+0(SB), Z17, K1, Z17
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z17
-	VPTESTMD   pattern00010000<>+0(SB), Z26, K1
-	VPADDD     pattern00007fff<>+0(SB), Z26, Z18
-	VCMPPS     $0x03, Z26, Z26, K2
-	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD     $0x10, Z17, Z17
-	VPTERNLOGD $0xf8, Z18, Z8, Z17
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2885
-	VMOVNTDQ   Z17, (BX)(AX*2)
-	JMP        stored2884
+noted3466:
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored3465
 
-ordinary2885:
+unusual3464:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163468
+	JA            fp323469
+	VPTESTMD      pattern00010000<>+0(SB), Z25, K1
+	VPADDD        pattern00007fff<>+0(SB), Z25, Z17
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z17
+	VPTESTMD      pattern00010000<>+0(SB), Z26, K1
+	VPADDD        pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z8, Z17
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3471
+	VPSUBW        (BX)(AX*2), Y17, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3471:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3473
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored3472
+
+ordinary3473:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2884:
-	JMP done2883
+stored3472:
+	JMP done3470
 
-fp162881:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS    Z26, Z25, Z17
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z26, Z25, Z18
-	VPXORD       Z5, Z5, Z5
-	VCVTPS2PH    $0x00, Z17, Y5
-	VCVTPS2PH    $0x00, Z18, Y17
-	VINSERTI64X4 $0x01, Y17, Z5, Z5
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2887
-	VMOVNTDQ     Z5, (BX)(AX*2)
-	JMP          stored2886
+fp163468:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z26, Z25, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VPXORD        Z5, Z5, Z5
+	VCVTPS2PH     $0x00, Z17, Y5
+	VCVTPS2PH     $0x00, Z18, Y17
+	VINSERTI64X4  $0x01, Y17, Z5, Z5
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3474
+	VPSUBW        (BX)(AX*2), Y5, Y17
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y17
+	VPSUBW        32(BX)(AX*2), Y17, Y17
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2887:
+noted3474:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3476
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3475
+
+ordinary3476:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2886:
-	JMP done2883
+stored3475:
+	JMP done3470
 
-fp322882:
-done2883:
-stored2879:
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (SI)(CX*4)
-	PREFETCHT0  64(SI)(CX*4)
-	PREFETCHT0  (R8)(CX*2)
-	VPMOVZXBW   (R10)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z8, Z18, Z18
-	VPMOVSXBW   (R9)(AX*1), Z24
-	VPSLLD      $0x13, Z24, Z20
-	VPSLLD      $0x03, Z24, Z24
-	VPANDD      Z3, Z17, Z25
-	VPADDD      Z11, Z25, Z25
-	VPANDD      Z10, Z20, Z19
-	VPADDD      Z25, Z19, Z19
-	VSUBPS      Z25, Z19, Z19
-	VPTERNLOGD  $0xf8, Z7, Z20, Z19
-	VPANDD      Z3, Z18, Z25
-	VPADDD      Z11, Z25, Z25
-	VPANDD      Z10, Z24, Z20
-	VPADDD      Z25, Z20, Z20
-	VSUBPS      Z25, Z20, Z20
-	VPTERNLOGD  $0xf8, Z7, Z24, Z20
-	VMOVDQU32   (R8)(AX*2), Z25
-	VPSLLD      $0x10, Z25, Z24
-	VPANDD      Z8, Z25, Z25
-	VMOVUPS     (SI)(AX*4), Z26
-	VMOVUPS     64(SI)(AX*4), Z27
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
-	VPERMI2PS   Z27, Z26, Z28
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
-	VPERMI2PS   Z27, Z26, Z29
-	VMULPS      4096(DX), Z24, Z24
-	VFMADD231PS 4160(DX), Z28, Z24
-	VMULPS      4096(DX), Z25, Z25
-	VFMADD231PS 4160(DX), Z29, Z25
-	VMULPS      Z19, Z12, Z19
-	VFMADD231PS Z13, Z24, Z19
-	VMULPS      Z20, Z12, Z20
-	VFMADD231PS Z13, Z25, Z20
-	VMULPS      Z24, Z24, Z24
-	VMULPS      Z25, Z25, Z25
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z17, Z14, Z17
-	VFMADD231PS Z15, Z24, Z17
-	VMULPS      Z18, Z14, Z18
-	VFMADD231PS Z15, Z25, Z18
-	VMOVUPS     Z19, 128(DX)(R12*4)
-	VMOVUPS     Z20, 192(DX)(R12*4)
-	VSQRTPS     Z17, Z17
-	VSQRTPS     Z18, Z18
-	MOVQ        R12, R13
-	XORQ        $0x00000100, R13
-	VPMAXSD     2176(DX)(R13*4), Z4, Z24
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z24, Z24
-	VPANDND     Z3, Z24, Z26
-	VPANDND     128(DX)(R13*4), Z7, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z26
-	VPADDD      Z26, Z25, Z25
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R13*4), Z4, Z26
-	VPSRLD      5104(DX), Z0, Z27
-	VPADDD      Z27, Z26, Z26
-	VPANDND     Z3, Z26, Z30
-	VPANDND     192(DX)(R13*4), Z7, Z27
-	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z27
-	VMOVDQA32   Z0, Z30
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z30
-	VPADDD      Z30, Z27, Z27
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z24, Z24
-	VPSRLD      5088(DX), Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z8, Z24
-	VPSUBW      4992(DX), Z24, Z24
-	VPSRLD      $0x13, Z25, Z25
-	VPSRLD      $0x03, Z27, Z27
-	VPTERNLOGD  $0xf8, Z27, Z8, Z25
-	VPSRLD      $0x10, 128(DX)(R13*4), Z26
-	VPTERNLOGD  $0xf8, 192(DX)(R13*4), Z8, Z26
-	VPACKSSWB   Z25, Z22, Z25
-	VPACKSSWB   Z26, Z23, Z26
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z25
-	VMOVUPS     inOrder<>+0(SB), Z22
-	VPACKUSWB   Z24, Z21, Z24
-	VPERMQ      Z24, Z22, Z24
-	VPERMQ      Z25, Z22, Z25
-	MOVQ        5136(DX), R13
-	VMOVDQU32   Z24, -32(R13)(AX*1)
-	MOVQ        5128(DX), R13
-	VMOVDQU32   Z25, -32(R13)(AX*1)
-	VMOVUPS     Z17, 2176(DX)(R12*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VMOVUPS     Z18, 2240(DX)(R12*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z16, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z28, Z28
-	VFMADD231PS 4672(DX), Z19, Z28
-	VFMADD213PS 4544(DX), Z16, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z29, Z29
-	VFMADD231PS 4672(DX), Z20, Z29
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS   Z29, Z28, Z17
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z29, Z28, Z18
-	VMOVUPS     Z17, (SI)(AX*4)
-	VMOVUPS     Z18, 64(SI)(AX*4)
-	TESTQ       DI, DI
-	JNE         unusual2888
-	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
-	VPADDD      pattern00007fff<>+0(SB), Z28, Z17
-	VCMPPS      $0x03, Z28, Z28, K2
-	VPADDD      pattern00000001<>+0(SB), Z17, K1, Z17
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z17
-	VPTESTMD    pattern00010000<>+0(SB), Z29, K1
-	VPADDD      pattern00007fff<>+0(SB), Z29, Z18
-	VCMPPS      $0x03, Z29, Z29, K2
-	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z8, Z17
-	VMOVNTDQ    Z17, (BX)(AX*2)
-	JMP         stored2889
+fp323469:
+done3470:
+stored3465:
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (SI)(CX*4)
+	PREFETCHT0    64(SI)(CX*4)
+	PREFETCHT0    (R8)(CX*2)
+	VPMOVZXBW     (R10)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z8, Z18, Z18
+	VPMOVSXBW     (R9)(AX*1), Z24
+	VPSLLD        $0x13, Z24, Z20
+	VPSLLD        $0x03, Z24, Z24
+	VPANDD        Z3, Z17, Z25
+	VPADDD        Z11, Z25, Z25
+	VPANDD        Z10, Z20, Z19
+	VPADDD        Z25, Z19, Z19
+	VSUBPS        Z25, Z19, Z19
+	VPTERNLOGD    $0xf8, Z7, Z20, Z19
+	VPANDD        Z3, Z18, Z25
+	VPADDD        Z11, Z25, Z25
+	VPANDD        Z10, Z24, Z20
+	VPADDD        Z25, Z20, Z20
+	VSUBPS        Z25, Z20, Z20
+	VPTERNLOGD    $0xf8, Z7, Z24, Z20
+	VMOVDQU32     (R8)(AX*2), Z25
+	VPSLLD        $0x10, Z25, Z24
+	VPANDD        Z8, Z25, Z25
+	VMOVUPS       (SI)(AX*4), Z26
+	VMOVUPS       64(SI)(AX*4), Z27
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
+	VPERMI2PS     Z27, Z26, Z28
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
+	VPERMI2PS     Z27, Z26, Z29
+	VMULPS        4096(DX), Z24, Z24
+	VFMADD231PS   4160(DX), Z28, Z24
+	VMULPS        4096(DX), Z25, Z25
+	VFMADD231PS   4160(DX), Z29, Z25
+	VMULPS        Z19, Z12, Z19
+	VFMADD231PS   Z13, Z24, Z19
+	VMULPS        Z20, Z12, Z20
+	VFMADD231PS   Z13, Z25, Z20
+	VMULPS        Z24, Z24, Z24
+	VMULPS        Z25, Z25, Z25
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z17, Z14, Z17
+	VFMADD231PS   Z15, Z24, Z17
+	VMULPS        Z18, Z14, Z18
+	VFMADD231PS   Z15, Z25, Z18
+	VMOVUPS       Z19, 128(DX)(R12*4)
+	VMOVUPS       Z20, 192(DX)(R12*4)
+	VSQRTPS       Z17, Z17
+	VSQRTPS       Z18, Z18
+	MOVQ          R12, R13
+	XORQ          $0x00000100, R13
+	VPMAXSD       2176(DX)(R13*4), Z4, Z24
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z24, Z24
+	VPANDND       Z3, Z24, Z26
+	VPANDND       128(DX)(R13*4), Z7, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z26
+	VPADDD        Z26, Z25, Z25
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R13*4), Z4, Z26
+	VPSRLD        5104(DX), Z0, Z27
+	VPADDD        Z27, Z26, Z26
+	VPANDND       Z3, Z26, Z30
+	VPANDND       192(DX)(R13*4), Z7, Z27
+	VFMADD213PS   pattern3e000000<>+0(SB), Z30, Z27
+	VMOVDQA32     Z0, Z30
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z30
+	VPADDD        Z30, Z27, Z27
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z24, Z24
+	VPSRLD        5088(DX), Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z8, Z24
+	VPSUBW        4992(DX), Z24, Z24
+	VPSRLD        $0x13, Z25, Z25
+	VPSRLD        $0x03, Z27, Z27
+	VPTERNLOGD    $0xf8, Z27, Z8, Z25
+	VPSRLD        $0x10, 128(DX)(R13*4), Z26
+	VPTERNLOGD    $0xf8, 192(DX)(R13*4), Z8, Z26
+	VPACKSSWB     Z25, Z22, Z25
+	VPACKSSWB     Z26, Z23, Z26
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z26, Z25
+	VMOVUPS       inOrder<>+0(SB), Z22
+	VPACKUSWB     Z24, Z21, Z24
+	VPERMQ        Z24, Z22, Z24
+	VPERMQ        Z25, Z22, Z25
+	MOVQ          5136(DX), R13
+	VMOVDQU32     Z24, -32(R13)(AX*1)
+	MOVQ          5128(DX), R13
+	VMOVDQU32     Z25, -32(R13)(AX*1)
+	VMOVUPS       Z17, 2176(DX)(R12*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VMOVUPS       Z18, 2240(DX)(R12*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z16, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z28, Z28
+	VFMADD231PS   4672(DX), Z19, Z28
+	VFMADD213PS   4544(DX), Z16, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z29, Z29
+	VFMADD231PS   4672(DX), Z20, Z29
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z29, Z28, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VMOVUPS       Z17, (SI)(AX*4)
+	VMOVUPS       Z18, 64(SI)(AX*4)
+	TESTQ         DI, DI
+	JNE           unusual3477
+	VPTESTMD      pattern00010000<>+0(SB), Z28, K1
+	VPADDD        pattern00007fff<>+0(SB), Z28, Z17
+	VCMPPS        $0x03, Z28, Z28, K2
+	VPADDD        pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z17
+	VPTESTMD      pattern00010000<>+0(SB), Z29, K1
+	VPADDD        pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS        $0x03, Z29, Z29, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z8, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3479
+	VPSUBW        (BX)(AX*2), Y17, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual2888:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp162891
-	JA         fp322892
-	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
-	VPADDD     pattern00007fff<>+0(SB), Z28, Z17
-	VCMPPS     $0x03, Z28, Z28, K2
-	VPADDD     pattern00000001<>+0(SB), Z17, K1, Z17
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z17
-	VPTESTMD   pattern00010000<>+0(SB), Z29, K1
-	VPADDD     pattern00007fff<>+0(SB), Z29, Z18
-	VCMPPS     $0x03, Z29, Z29, K2
-	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD     $0x10, Z17, Z17
-	VPTERNLOGD $0xf8, Z18, Z8, Z17
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2895
-	VMOVNTDQ   Z17, (BX)(AX*2)
-	JMP        stored2894
+noted3479:
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored3478
 
-ordinary2895:
+unusual3477:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp163481
+	JA            fp323482
+	VPTESTMD      pattern00010000<>+0(SB), Z28, K1
+	VPADDD        pattern00007fff<>+0(SB), Z28, Z17
+	VCMPPS        $0x03, Z28, Z28, K2
+	VPADDD        pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z17
+	VPTESTMD      pattern00010000<>+0(SB), Z29, K1
+	VPADDD        pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS        $0x03, Z29, Z29, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z8, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3484
+	VPSUBW        (BX)(AX*2), Y17, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+
+noted3484:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3486
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored3485
+
+ordinary3486:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2894:
-	JMP done2893
+stored3485:
+	JMP done3483
 
-fp162891:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS    Z29, Z28, Z17
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z29, Z28, Z18
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z17, Y6
-	VCVTPS2PH    $0x00, Z18, Y17
-	VINSERTI64X4 $0x01, Y17, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2897
-	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2896
+fp163481:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z29, Z28, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z17, Y6
+	VCVTPS2PH     $0x00, Z18, Y17
+	VINSERTI64X4  $0x01, Y17, Z6, Z6
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3487
+	VPSUBW        (BX)(AX*2), Y6, Y17
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z6, Y17
+	VPSUBW        32(BX)(AX*2), Y17, Y17
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary2897:
+noted3487:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3489
+	VMOVNTDQ Z6, (BX)(AX*2)
+	JMP      stored3488
+
+ordinary3489:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2896:
-	JMP done2893
+stored3488:
+	JMP done3483
 
-fp322892:
-done2893:
-stored2889:
+fp323482:
+done3483:
+stored3478:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2874
+	JNE   tile3460
 	CMPL  5120(DX), $0x00
-	JEQ   done2899
+	JEQ   done3491
 	SUBQ  $0x00000100, AX
 
-next2898:
+next3490:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -8666,9 +14678,9 @@ next2898:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2898
+	JNE        next3490
 
-done2899:
+done3491:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -8693,11 +14705,11 @@ done2899:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2900
+	JEQ           unusual3492
 	CMPL          R14, $0x5f000000
-	JBE           usual2901
+	JBE           usual3493
 
-unusual2900:
+unusual3492:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -8706,7 +14718,7 @@ unusual2900:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2902:
+next3494:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -8715,7 +14727,7 @@ next2902:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2902
+	JB            next3494
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -8737,7 +14749,7 @@ next2902:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2901:
+usual3493:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -8847,13 +14859,13 @@ usual2901:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2873
-	JMP          done2872
+	JB           block3459
+	JMP          done3458
 
-fp162870:
-block2903:
+fp163456:
+block3495:
 	TESTQ   R11, R11
-	JEQ     kept2906
+	JEQ     kept3498
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -8862,7 +14874,7 @@ block2903:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2906:
+kept3498:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -8882,9 +14894,9 @@ kept2906:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2904:
+tile3496:
 	TESTQ     R11, R11
-	JEQ       kept2907
+	JEQ       kept3499
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -8902,390 +14914,696 @@ tile2904:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2907:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R12
-	MOVQ        8(R12), R12
-	CMPQ        AX, R12
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R9)(CX*1)
-	PREFETCHT0  (R10)(CX*1)
-	MOVQ        AX, R12
-	ANDQ        $0x000001ff, R12
-	PREFETCHT0  (SI)(CX*4)
-	PREFETCHT0  64(SI)(CX*4)
-	PREFETCHT0  (R8)(CX*2)
-	VPMOVZXBW   (R10)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z5
-	VPANDD      Z8, Z18, Z18
-	VPMOVSXBW   (R9)(AX*1), Z21
-	VPSLLD      $0x13, Z21, Z20
-	VPSLLD      $0x03, Z21, Z21
-	VPANDD      Z3, Z5, Z22
-	VPADDD      Z11, Z22, Z22
-	VPANDD      Z10, Z20, Z19
-	VPADDD      Z22, Z19, Z19
-	VSUBPS      Z22, Z19, Z19
-	VPTERNLOGD  $0xf8, Z7, Z20, Z19
-	VPANDD      Z3, Z18, Z22
-	VPADDD      Z11, Z22, Z22
-	VPANDD      Z10, Z21, Z20
-	VPADDD      Z22, Z20, Z20
-	VSUBPS      Z22, Z20, Z20
-	VPTERNLOGD  $0xf8, Z7, Z21, Z20
-	VCVTPH2PS   (R8)(AX*2), Z21
-	VCVTPH2PS   32(R8)(AX*2), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z21, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z21, Z24
-	VMOVUPS     (SI)(AX*4), Z21
-	VMOVUPS     64(SI)(AX*4), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
-	VPERMI2PS   Z22, Z21, Z25
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
-	VPERMI2PS   Z22, Z21, Z26
-	VMULPS      4096(DX), Z23, Z23
-	VFMADD231PS 4160(DX), Z25, Z23
-	VMULPS      4096(DX), Z24, Z24
-	VFMADD231PS 4160(DX), Z26, Z24
-	VMULPS      Z19, Z12, Z19
-	VFMADD231PS Z13, Z23, Z19
-	VMULPS      Z20, Z12, Z20
-	VFMADD231PS Z13, Z24, Z20
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z24, Z24, Z24
-	VMULPS      Z5, Z5, Z5
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z5, Z14, Z5
-	VFMADD231PS Z15, Z23, Z5
-	VMULPS      Z18, Z14, Z18
-	VFMADD231PS Z15, Z24, Z18
-	VMOVUPS     Z19, (DX)(R12*4)
-	VMOVUPS     Z20, 64(DX)(R12*4)
-	VSQRTPS     Z5, Z5
-	VSQRTPS     Z18, Z18
-	MOVQ        R12, R13
-	XORQ        $0x00000100, R13
-	VPMAXSD     2048(DX)(R13*4), Z4, Z21
-	VPSRLD      5104(DX), Z0, Z22
-	VPADDD      Z22, Z21, Z21
-	VPANDND     Z3, Z21, Z23
-	VPANDND     (DX)(R13*4), Z7, Z22
-	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z22
-	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z23
-	VPADDD      Z23, Z22, Z22
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R13*4), Z4, Z23
-	VPSRLD      5104(DX), Z0, Z24
-	VPADDD      Z24, Z23, Z23
-	VPANDND     Z3, Z23, Z27
-	VPANDND     64(DX)(R13*4), Z7, Z24
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z24
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z27
-	VPADDD      Z27, Z24, Z24
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z21, Z21
-	VPSRLD      5088(DX), Z23, Z23
-	VPTERNLOGD  $0xf8, Z23, Z8, Z21
-	VPSUBW      4992(DX), Z21, Z21
-	VPSRLD      $0x13, Z22, Z22
-	VPSRLD      $0x03, Z24, Z24
-	VPTERNLOGD  $0xf8, Z24, Z8, Z22
-	VPSRLD      $0x10, (DX)(R13*4), Z23
-	VPTERNLOGD  $0xf8, 64(DX)(R13*4), Z8, Z23
-	VMOVUPS     Z5, 2048(DX)(R12*4)
-	VPMAXUD     Z5, Z2, Z2
-	VPMINUD     Z5, Z1, Z1
-	VMOVUPS     Z18, 2112(DX)(R12*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z16, Z5
-	VDIVPS      Z5, Z19, Z19
-	VFMADD231PS 4608(DX), Z25, Z25
-	VFMADD231PS 4672(DX), Z19, Z25
-	VFMADD213PS 4544(DX), Z16, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z26, Z26
-	VFMADD231PS 4672(DX), Z20, Z26
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS   Z26, Z25, Z5
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z26, Z25, Z18
-	VMOVUPS     Z5, (SI)(AX*4)
-	VMOVUPS     Z18, 64(SI)(AX*4)
-	TESTQ       DI, DI
-	JNE         unusual2908
-	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
-	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
-	VCMPPS      $0x03, Z25, Z25, K2
-	VPADDD      pattern00000001<>+0(SB), Z5, K1, Z5
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z5
-	VPTESTMD    pattern00010000<>+0(SB), Z26, K1
-	VPADDD      pattern00007fff<>+0(SB), Z26, Z18
-	VCMPPS      $0x03, Z26, Z26, K2
-	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD      $0x10, Z5, Z5
-	VPTERNLOGD  $0xf8, Z18, Z8, Z5
-	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored2909
+kept3499:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R12
+	MOVQ          8(R12), R12
+	CMPQ          AX, R12
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R9)(CX*1)
+	PREFETCHT0    (R10)(CX*1)
+	MOVQ          AX, R12
+	ANDQ          $0x000001ff, R12
+	PREFETCHT0    (SI)(CX*4)
+	PREFETCHT0    64(SI)(CX*4)
+	PREFETCHT0    (R8)(CX*2)
+	VPMOVZXBW     (R10)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z5
+	VPANDD        Z8, Z18, Z18
+	VPMOVSXBW     (R9)(AX*1), Z21
+	VPSLLD        $0x13, Z21, Z20
+	VPSLLD        $0x03, Z21, Z21
+	VPANDD        Z3, Z5, Z22
+	VPADDD        Z11, Z22, Z22
+	VPANDD        Z10, Z20, Z19
+	VPADDD        Z22, Z19, Z19
+	VSUBPS        Z22, Z19, Z19
+	VPTERNLOGD    $0xf8, Z7, Z20, Z19
+	VPANDD        Z3, Z18, Z22
+	VPADDD        Z11, Z22, Z22
+	VPANDD        Z10, Z21, Z20
+	VPADDD        Z22, Z20, Z20
+	VSUBPS        Z22, Z20, Z20
+	VPTERNLOGD    $0xf8, Z7, Z21, Z20
+	VCVTPH2PS     (R8)(AX*2), Z21
+	VCVTPH2PS     32(R8)(AX*2), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS     Z22, Z21, Z23
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS     Z22, Z21, Z24
+	VMOVUPS       (SI)(AX*4), Z21
+	VMOVUPS       64(SI)(AX*4), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS     Z22, Z21, Z25
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS     Z22, Z21, Z26
+	VMULPS        4096(DX), Z23, Z23
+	VFMADD231PS   4160(DX), Z25, Z23
+	VMULPS        4096(DX), Z24, Z24
+	VFMADD231PS   4160(DX), Z26, Z24
+	VMULPS        Z19, Z12, Z19
+	VFMADD231PS   Z13, Z23, Z19
+	VMULPS        Z20, Z12, Z20
+	VFMADD231PS   Z13, Z24, Z20
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z24, Z24, Z24
+	VMULPS        Z5, Z5, Z5
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z5, Z14, Z5
+	VFMADD231PS   Z15, Z23, Z5
+	VMULPS        Z18, Z14, Z18
+	VFMADD231PS   Z15, Z24, Z18
+	VMOVUPS       Z19, (DX)(R12*4)
+	VMOVUPS       Z20, 64(DX)(R12*4)
+	VSQRTPS       Z5, Z5
+	VSQRTPS       Z18, Z18
+	MOVQ          R12, R13
+	XORQ          $0x00000100, R13
+	VPMAXSD       2048(DX)(R13*4), Z4, Z21
+	VPSRLD        5104(DX), Z0, Z22
+	VPADDD        Z22, Z21, Z21
+	VPANDND       Z3, Z21, Z23
+	VPANDND       (DX)(R13*4), Z7, Z22
+	VFMADD213PS   pattern3e000000<>+0(SB), Z23, Z22
+	VMOVDQA32     Z0, Z23
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z23
+	VPADDD        Z23, Z22, Z22
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R13*4), Z4, Z23
+	VPSRLD        5104(DX), Z0, Z24
+	VPADDD        Z24, Z23, Z23
+	VPANDND       Z3, Z23, Z27
+	VPANDND       64(DX)(R13*4), Z7, Z24
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z24
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z27
+	VPADDD        Z27, Z24, Z24
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z21, Z21
+	VPSRLD        5088(DX), Z23, Z23
+	VPTERNLOGD    $0xf8, Z23, Z8, Z21
+	VPSUBW        4992(DX), Z21, Z21
+	VPSRLD        $0x13, Z22, Z22
+	VPSRLD        $0x03, Z24, Z24
+	VPTERNLOGD    $0xf8, Z24, Z8, Z22
+	VPSRLD        $0x10, (DX)(R13*4), Z23
+	VPTERNLOGD    $0xf8, 64(DX)(R13*4), Z8, Z23
+	VMOVUPS       Z5, 2048(DX)(R12*4)
+	VPMAXUD       Z5, Z2, Z2
+	VPMINUD       Z5, Z1, Z1
+	VMOVUPS       Z18, 2112(DX)(R12*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z16, Z5
+	VDIVPS        Z5, Z19, Z19
+	VFMADD231PS   4608(DX), Z25, Z25
+	VFMADD231PS   4672(DX), Z19, Z25
+	VFMADD213PS   4544(DX), Z16, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z26, Z26
+	VFMADD231PS   4672(DX), Z20, Z26
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z26, Z25, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VMOVUPS       Z5, (SI)(AX*4)
+	VMOVUPS       Z18, 64(SI)(AX*4)
+	TESTQ         DI, DI
+	JNE           unusual3500
+	VPTESTMD      pattern00010000<>+0(SB), Z25, K1
+	VPADDD        pattern00007fff<>+0(SB), Z25, Z5
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD      pattern00010000<>+0(SB), Z26, K1
+	VPADDD        pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z18, Z8, Z5
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3502
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2908:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162911
-	JA         fp322912
-	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
-	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
-	VCMPPS     $0x03, Z25, Z25, K2
-	VPADDD     pattern00000001<>+0(SB), Z5, K1, Z5
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z5
-	VPTESTMD   pattern00010000<>+0(SB), Z26, K1
-	VPADDD     pattern00007fff<>+0(SB), Z26, Z18
-	VCMPPS     $0x03, Z26, Z26, K2
-	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD     $0x10, Z5, Z5
-	VPTERNLOGD $0xf8, Z18, Z8, Z5
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2915
-	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored2914
+noted3502:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3501
 
-ordinary2915:
+unusual3500:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163504
+	JA            fp323505
+	VPTESTMD      pattern00010000<>+0(SB), Z25, K1
+	VPADDD        pattern00007fff<>+0(SB), Z25, Z5
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD      pattern00010000<>+0(SB), Z26, K1
+	VPADDD        pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z18, Z8, Z5
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3507
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3507:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3509
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3508
+
+ordinary3509:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2914:
-	JMP done2913
+stored3508:
+	JMP done3506
 
-fp162911:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z26, Z25, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z26, Z25, Z18
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z5, Y6
-	VCVTPS2PH    $0x00, Z18, Y5
-	VINSERTI64X4 $0x01, Y5, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2917
-	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2916
+fp163504:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z26, Z25, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z5, Y6
+	VCVTPS2PH     $0x00, Z18, Y5
+	VINSERTI64X4  $0x01, Y5, Z6, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3510
+	VPSUBW        (BX)(AX*2), Y6, Y5
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y5
+	VPSUBW        32(BX)(AX*2), Y5, Y5
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2917:
+noted3510:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3512
+	VMOVNTDQ Z6, (BX)(AX*2)
+	JMP      stored3511
+
+ordinary3512:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2916:
-	JMP done2913
+stored3511:
+	JMP done3506
 
-fp322912:
-done2913:
-stored2909:
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (SI)(CX*4)
-	PREFETCHT0  64(SI)(CX*4)
-	PREFETCHT0  (R8)(CX*2)
-	VPMOVZXBW   (R10)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z5
-	VPANDD      Z8, Z18, Z18
-	VPMOVSXBW   (R9)(AX*1), Z24
-	VPSLLD      $0x13, Z24, Z20
-	VPSLLD      $0x03, Z24, Z24
-	VPANDD      Z3, Z5, Z25
-	VPADDD      Z11, Z25, Z25
-	VPANDD      Z10, Z20, Z19
-	VPADDD      Z25, Z19, Z19
-	VSUBPS      Z25, Z19, Z19
-	VPTERNLOGD  $0xf8, Z7, Z20, Z19
-	VPANDD      Z3, Z18, Z25
-	VPADDD      Z11, Z25, Z25
-	VPANDD      Z10, Z24, Z20
-	VPADDD      Z25, Z20, Z20
-	VSUBPS      Z25, Z20, Z20
-	VPTERNLOGD  $0xf8, Z7, Z24, Z20
-	VCVTPH2PS   (R8)(AX*2), Z24
-	VCVTPH2PS   32(R8)(AX*2), Z25
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
-	VPERMI2PS   Z25, Z24, Z26
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
-	VPERMI2PS   Z25, Z24, Z27
-	VMOVUPS     (SI)(AX*4), Z24
-	VMOVUPS     64(SI)(AX*4), Z25
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
-	VPERMI2PS   Z25, Z24, Z28
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
-	VPERMI2PS   Z25, Z24, Z29
-	VMULPS      4096(DX), Z26, Z26
-	VFMADD231PS 4160(DX), Z28, Z26
-	VMULPS      4096(DX), Z27, Z27
-	VFMADD231PS 4160(DX), Z29, Z27
-	VMULPS      Z19, Z12, Z19
-	VFMADD231PS Z13, Z26, Z19
-	VMULPS      Z20, Z12, Z20
-	VFMADD231PS Z13, Z27, Z20
-	VMULPS      Z26, Z26, Z26
-	VMULPS      Z27, Z27, Z27
-	VMULPS      Z5, Z5, Z5
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z5, Z14, Z5
-	VFMADD231PS Z15, Z26, Z5
-	VMULPS      Z18, Z14, Z18
-	VFMADD231PS Z15, Z27, Z18
-	VMOVUPS     Z19, 128(DX)(R12*4)
-	VMOVUPS     Z20, 192(DX)(R12*4)
-	VSQRTPS     Z5, Z5
-	VSQRTPS     Z18, Z18
-	MOVQ        R12, R13
-	XORQ        $0x00000100, R13
-	VPMAXSD     2176(DX)(R13*4), Z4, Z24
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z24, Z24
-	VPANDND     Z3, Z24, Z26
-	VPANDND     128(DX)(R13*4), Z7, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z26
-	VPADDD      Z26, Z25, Z25
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R13*4), Z4, Z26
-	VPSRLD      5104(DX), Z0, Z27
-	VPADDD      Z27, Z26, Z26
-	VPANDND     Z3, Z26, Z30
-	VPANDND     192(DX)(R13*4), Z7, Z27
-	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z27
-	VMOVDQA32   Z0, Z30
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z30
-	VPADDD      Z30, Z27, Z27
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z24, Z24
-	VPSRLD      5088(DX), Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z8, Z24
-	VPSUBW      4992(DX), Z24, Z24
-	VPSRLD      $0x13, Z25, Z25
-	VPSRLD      $0x03, Z27, Z27
-	VPTERNLOGD  $0xf8, Z27, Z8, Z25
-	VPSRLD      $0x10, 128(DX)(R13*4), Z26
-	VPTERNLOGD  $0xf8, 192(DX)(R13*4), Z8, Z26
-	VPACKSSWB   Z25, Z22, Z25
-	VPACKSSWB   Z26, Z23, Z26
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z25
-	VMOVUPS     inOrder<>+0(SB), Z22
-	VPACKUSWB   Z24, Z21, Z24
-	VPERMQ      Z24, Z22, Z24
-	VPERMQ      Z25, Z22, Z25
-	MOVQ        5136(DX), R13
-	VMOVDQU32   Z24, -32(R13)(AX*1)
-	MOVQ        5128(DX), R13
-	VMOVDQU32   Z25, -32(R13)(AX*1)
-	VMOVUPS     Z5, 2176(DX)(R12*4)
-	VPMAXUD     Z5, Z2, Z2
-	VPMINUD     Z5, Z1, Z1
-	VMOVUPS     Z18, 2240(DX)(R12*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z16, Z5
-	VDIVPS      Z5, Z19, Z19
-	VFMADD231PS 4608(DX), Z28, Z28
-	VFMADD231PS 4672(DX), Z19, Z28
-	VFMADD213PS 4544(DX), Z16, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z29, Z29
-	VFMADD231PS 4672(DX), Z20, Z29
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS   Z29, Z28, Z5
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z29, Z28, Z18
-	VMOVUPS     Z5, (SI)(AX*4)
-	VMOVUPS     Z18, 64(SI)(AX*4)
-	TESTQ       DI, DI
-	JNE         unusual2918
-	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
-	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
-	VCMPPS      $0x03, Z28, Z28, K2
-	VPADDD      pattern00000001<>+0(SB), Z5, K1, Z5
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z5
-	VPTESTMD    pattern00010000<>+0(SB), Z29, K1
-	VPADDD      pattern00007fff<>+0(SB), Z29, Z18
-	VCMPPS      $0x03, Z29, Z29, K2
-	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD      $0x10, Z5, Z5
-	VPTERNLOGD  $0xf8, Z18, Z8, Z5
-	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored2919
+fp323505:
+done3506:
+stored3501:
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (SI)(CX*4)
+	PREFETCHT0    64(SI)(CX*4)
+	PREFETCHT0    (R8)(CX*2)
+	VPMOVZXBW     (R10)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z5
+	VPANDD        Z8, Z18, Z18
+	VPMOVSXBW     (R9)(AX*1), Z24
+	VPSLLD        $0x13, Z24, Z20
+	VPSLLD        $0x03, Z24, Z24
+	VPANDD        Z3, Z5, Z25
+	VPADDD        Z11, Z25, Z25
+	VPANDD        Z10, Z20, Z19
+	VPADDD        Z25, Z19, Z19
+	VSUBPS        Z25, Z19, Z19
+	VPTERNLOGD    $0xf8, Z7, Z20, Z19
+	VPANDD        Z3, Z18, Z25
+	VPADDD        Z11, Z25, Z25
+	VPANDD        Z10, Z24, Z20
+	VPADDD        Z25, Z20, Z20
+	VSUBPS        Z25, Z20, Z20
+	VPTERNLOGD    $0xf8, Z7, Z24, Z20
+	VCVTPH2PS     (R8)(AX*2), Z24
+	VCVTPH2PS     32(R8)(AX*2), Z25
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
+	VPERMI2PS     Z25, Z24, Z26
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
+	VPERMI2PS     Z25, Z24, Z27
+	VMOVUPS       (SI)(AX*4), Z24
+	VMOVUPS       64(SI)(AX*4), Z25
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
+	VPERMI2PS     Z25, Z24, Z28
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
+	VPERMI2PS     Z25, Z24, Z29
+	VMULPS        4096(DX), Z26, Z26
+	VFMADD231PS   4160(DX), Z28, Z26
+	VMULPS        4096(DX), Z27, Z27
+	VFMADD231PS   4160(DX), Z29, Z27
+	VMULPS        Z19, Z12, Z19
+	VFMADD231PS   Z13, Z26, Z19
+	VMULPS        Z20, Z12, Z20
+	VFMADD231PS   Z13, Z27, Z20
+	VMULPS        Z26, Z26, Z26
+	VMULPS        Z27, Z27, Z27
+	VMULPS        Z5, Z5, Z5
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z5, Z14, Z5
+	VFMADD231PS   Z15, Z26, Z5
+	VMULPS        Z18, Z14, Z18
+	VFMADD231PS   Z15, Z27, Z18
+	VMOVUPS       Z19, 128(DX)(R12*4)
+	VMOVUPS       Z20, 192(DX)(R12*4)
+	VSQRTPS       Z5, Z5
+	VSQRTPS       Z18, Z18
+	MOVQ          R12, R13
+	XORQ          $0x00000100, R13
+	VPMAXSD       2176(DX)(R13*4), Z4, Z24
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z24, Z24
+	VPANDND       Z3, Z24, Z26
+	VPANDND       128(DX)(R13*4), Z7, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z26
+	VPADDD        Z26, Z25, Z25
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R13*4), Z4, Z26
+	VPSRLD        5104(DX), Z0, Z27
+	VPADDD        Z27, Z26, Z26
+	VPANDND       Z3, Z26, Z30
+	VPANDND       192(DX)(R13*4), Z7, Z27
+	VFMADD213PS   pattern3e000000<>+0(SB), Z30, Z27
+	VMOVDQA32     Z0, Z30
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z30
+	VPADDD        Z30, Z27, Z27
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z24, Z24
+	VPSRLD        5088(DX), Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z8, Z24
+	VPSUBW        4992(DX), Z24, Z24
+	VPSRLD        $0x13, Z25, Z25
+	VPSRLD        $0x03, Z27, Z27
+	VPTERNLOGD    $0xf8, Z27, Z8, Z25
+	VPSRLD        $0x10, 128(DX)(R13*4), Z26
+	VPTERNLOGD    $0xf8, 192(DX)(R13*4), Z8, Z26
+	VPACKSSWB     Z25, Z22, Z25
+	VPACKSSWB     Z26, Z23, Z26
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z26, Z25
+	VMOVUPS       inOrder<>+0(SB), Z22
+	VPACKUSWB     Z24, Z21, Z24
+	VPERMQ        Z24, Z22, Z24
+	VPERMQ        Z25, Z22, Z25
+	MOVQ          5136(DX), R13
+	VMOVDQU32     Z24, -32(R13)(AX*1)
+	MOVQ          5128(DX), R13
+	VMOVDQU32     Z25, -32(R13)(AX*1)
+	VMOVUPS       Z5, 2176(DX)(R12*4)
+	VPMAXUD       Z5, Z2, Z2
+	VPMINUD       Z5, Z1, Z1
+	VMOVUPS       Z18, 2240(DX)(R12*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z16, Z5
+	VDIVPS        Z5, Z19, Z19
+	VFMADD231PS   4608(DX), Z28, Z28
+	VFMADD231PS   4672(DX), Z19, Z28
+	VFMADD213PS   4544(DX), Z16, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z29, Z29
+	VFMADD231PS   4672(DX), Z20, Z29
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z29, Z28, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VMOVUPS       Z5, (SI)(AX*4)
+	VMOVUPS       Z18, 64(SI)(AX*4)
+	TESTQ         DI, DI
+	JNE           unusual3513
+	VPTESTMD      pattern00010000<>+0(SB), Z28, K1
+	VPADDD        pattern00007fff<>+0(SB), Z28, Z5
+	VCMPPS        $0x03, Z28, Z28, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD      pattern00010000<>+0(SB), Z29, K1
+	VPADDD        pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS        $0x03, Z29, Z29, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z18, Z8, Z5
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3515
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual2918:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp162921
-	JA         fp322922
-	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
-	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
-	VCMPPS     $0x03, Z28, Z28, K2
-	VPADDD     pattern00000001<>+0(SB), Z5, K1, Z5
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z5
-	VPTESTMD   pattern00010000<>+0(SB), Z29, K1
-	VPADDD     pattern00007fff<>+0(SB), Z29, Z18
-	VCMPPS     $0x03, Z29, Z29, K2
-	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD     $0x10, Z5, Z5
-	VPTERNLOGD $0xf8, Z18, Z8, Z5
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2925
-	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored2924
+noted3515:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3514
 
-ordinary2925:
+unusual3513:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp163517
+	JA            fp323518
+	VPTESTMD      pattern00010000<>+0(SB), Z28, K1
+	VPADDD        pattern00007fff<>+0(SB), Z28, Z5
+	VCMPPS        $0x03, Z28, Z28, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD      pattern00010000<>+0(SB), Z29, K1
+	VPADDD        pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS        $0x03, Z29, Z29, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z18, Z8, Z5
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3520
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+
+noted3520:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3522
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3521
+
+ordinary3522:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2924:
-	JMP done2923
+stored3521:
+	JMP done3519
 
-fp162921:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z29, Z28, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z29, Z28, Z18
-	VPXORD       Z17, Z17, Z17
-	VCVTPS2PH    $0x00, Z5, Y17
-	VCVTPS2PH    $0x00, Z18, Y5
-	VINSERTI64X4 $0x01, Y5, Z17, Z17
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2927
-	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored2926
+fp163517:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z29, Z28, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VPXORD        Z17, Z17, Z17
+	VCVTPS2PH     $0x00, Z5, Y17
+	VCVTPS2PH     $0x00, Z18, Y5
+	VINSERTI64X4  $0x01, Y5, Z17, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3523
+	VPSUBW        (BX)(AX*2), Y17, Y5
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y5
+	VPSUBW        32(BX)(AX*2), Y5, Y5
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary2927:
+noted3523:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3525
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored3524
+
+ordinary3525:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2926:
-	JMP done2923
+stored3524:
+	JMP done3519
 
-fp322922:
-done2923:
-stored2919:
+fp323518:
+done3519:
+stored3514:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2904
+	JNE   tile3496
 	CMPL  5120(DX), $0x00
-	JEQ   done2929
+	JEQ   done3527
 	SUBQ  $0x00000100, AX
 
-next2928:
+next3526:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -9304,9 +15622,9 @@ next2928:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2928
+	JNE        next3526
 
-done2929:
+done3527:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -9331,11 +15649,11 @@ done2929:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2930
+	JEQ           unusual3528
 	CMPL          R14, $0x5f000000
-	JBE           usual2931
+	JBE           usual3529
 
-unusual2930:
+unusual3528:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -9344,7 +15662,7 @@ unusual2930:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2932:
+next3530:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -9353,7 +15671,7 @@ next2932:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2932
+	JB            next3530
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -9375,7 +15693,7 @@ next2932:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2931:
+usual3529:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -9485,13 +15803,13 @@ usual2931:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2903
-	JMP          done2872
+	JB           block3495
+	JMP          done3458
 
-fp322871:
-block2933:
+fp323457:
+block3531:
 	TESTQ   R11, R11
-	JEQ     kept2936
+	JEQ     kept3534
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -9500,7 +15818,7 @@ block2933:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2936:
+kept3534:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -9520,9 +15838,9 @@ kept2936:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2934:
+tile3532:
 	TESTQ     R11, R11
-	JEQ       kept2937
+	JEQ       kept3535
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -9540,392 +15858,698 @@ tile2934:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2937:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R12
-	MOVQ        8(R12), R12
-	CMPQ        AX, R12
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R9)(CX*1)
-	PREFETCHT0  (R10)(CX*1)
-	MOVQ        AX, R12
-	ANDQ        $0x000001ff, R12
-	PREFETCHT0  (SI)(CX*4)
-	PREFETCHT0  64(SI)(CX*4)
-	PREFETCHT0  (R8)(CX*4)
-	PREFETCHT0  64(R8)(CX*4)
-	VPMOVZXBW   (R10)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z5
-	VPANDD      Z8, Z18, Z18
-	VPMOVSXBW   (R9)(AX*1), Z21
-	VPSLLD      $0x13, Z21, Z20
-	VPSLLD      $0x03, Z21, Z21
-	VPANDD      Z3, Z5, Z22
-	VPADDD      Z11, Z22, Z22
-	VPANDD      Z10, Z20, Z19
-	VPADDD      Z22, Z19, Z19
-	VSUBPS      Z22, Z19, Z19
-	VPTERNLOGD  $0xf8, Z7, Z20, Z19
-	VPANDD      Z3, Z18, Z22
-	VPADDD      Z11, Z22, Z22
-	VPANDD      Z10, Z21, Z20
-	VPADDD      Z22, Z20, Z20
-	VSUBPS      Z22, Z20, Z20
-	VPTERNLOGD  $0xf8, Z7, Z21, Z20
-	VMOVUPS     (R8)(AX*4), Z21
-	VMOVUPS     64(R8)(AX*4), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z21, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z21, Z24
-	VMOVUPS     (SI)(AX*4), Z21
-	VMOVUPS     64(SI)(AX*4), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
-	VPERMI2PS   Z22, Z21, Z25
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
-	VPERMI2PS   Z22, Z21, Z26
-	VMULPS      4096(DX), Z23, Z23
-	VFMADD231PS 4160(DX), Z25, Z23
-	VMULPS      4096(DX), Z24, Z24
-	VFMADD231PS 4160(DX), Z26, Z24
-	VMULPS      Z19, Z12, Z19
-	VFMADD231PS Z13, Z23, Z19
-	VMULPS      Z20, Z12, Z20
-	VFMADD231PS Z13, Z24, Z20
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z24, Z24, Z24
-	VMULPS      Z5, Z5, Z5
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z5, Z14, Z5
-	VFMADD231PS Z15, Z23, Z5
-	VMULPS      Z18, Z14, Z18
-	VFMADD231PS Z15, Z24, Z18
-	VMOVUPS     Z19, (DX)(R12*4)
-	VMOVUPS     Z20, 64(DX)(R12*4)
-	VSQRTPS     Z5, Z5
-	VSQRTPS     Z18, Z18
-	MOVQ        R12, R13
-	XORQ        $0x00000100, R13
-	VPMAXSD     2048(DX)(R13*4), Z4, Z21
-	VPSRLD      5104(DX), Z0, Z22
-	VPADDD      Z22, Z21, Z21
-	VPANDND     Z3, Z21, Z23
-	VPANDND     (DX)(R13*4), Z7, Z22
-	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z22
-	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z23
-	VPADDD      Z23, Z22, Z22
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R13*4), Z4, Z23
-	VPSRLD      5104(DX), Z0, Z24
-	VPADDD      Z24, Z23, Z23
-	VPANDND     Z3, Z23, Z27
-	VPANDND     64(DX)(R13*4), Z7, Z24
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z24
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z27
-	VPADDD      Z27, Z24, Z24
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z21, Z21
-	VPSRLD      5088(DX), Z23, Z23
-	VPTERNLOGD  $0xf8, Z23, Z8, Z21
-	VPSUBW      4992(DX), Z21, Z21
-	VPSRLD      $0x13, Z22, Z22
-	VPSRLD      $0x03, Z24, Z24
-	VPTERNLOGD  $0xf8, Z24, Z8, Z22
-	VPSRLD      $0x10, (DX)(R13*4), Z23
-	VPTERNLOGD  $0xf8, 64(DX)(R13*4), Z8, Z23
-	VMOVUPS     Z5, 2048(DX)(R12*4)
-	VPMAXUD     Z5, Z2, Z2
-	VPMINUD     Z5, Z1, Z1
-	VMOVUPS     Z18, 2112(DX)(R12*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z16, Z5
-	VDIVPS      Z5, Z19, Z19
-	VFMADD231PS 4608(DX), Z25, Z25
-	VFMADD231PS 4672(DX), Z19, Z25
-	VFMADD213PS 4544(DX), Z16, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z26, Z26
-	VFMADD231PS 4672(DX), Z20, Z26
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS   Z26, Z25, Z5
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z26, Z25, Z18
-	VMOVUPS     Z5, (SI)(AX*4)
-	VMOVUPS     Z18, 64(SI)(AX*4)
-	TESTQ       DI, DI
-	JNE         unusual2938
-	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
-	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
-	VCMPPS      $0x03, Z25, Z25, K2
-	VPADDD      pattern00000001<>+0(SB), Z5, K1, Z5
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z5
-	VPTESTMD    pattern00010000<>+0(SB), Z26, K1
-	VPADDD      pattern00007fff<>+0(SB), Z26, Z18
-	VCMPPS      $0x03, Z26, Z26, K2
-	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD      $0x10, Z5, Z5
-	VPTERNLOGD  $0xf8, Z18, Z8, Z5
-	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored2939
+kept3535:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R12
+	MOVQ          8(R12), R12
+	CMPQ          AX, R12
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R9)(CX*1)
+	PREFETCHT0    (R10)(CX*1)
+	MOVQ          AX, R12
+	ANDQ          $0x000001ff, R12
+	PREFETCHT0    (SI)(CX*4)
+	PREFETCHT0    64(SI)(CX*4)
+	PREFETCHT0    (R8)(CX*4)
+	PREFETCHT0    64(R8)(CX*4)
+	VPMOVZXBW     (R10)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z5
+	VPANDD        Z8, Z18, Z18
+	VPMOVSXBW     (R9)(AX*1), Z21
+	VPSLLD        $0x13, Z21, Z20
+	VPSLLD        $0x03, Z21, Z21
+	VPANDD        Z3, Z5, Z22
+	VPADDD        Z11, Z22, Z22
+	VPANDD        Z10, Z20, Z19
+	VPADDD        Z22, Z19, Z19
+	VSUBPS        Z22, Z19, Z19
+	VPTERNLOGD    $0xf8, Z7, Z20, Z19
+	VPANDD        Z3, Z18, Z22
+	VPADDD        Z11, Z22, Z22
+	VPANDD        Z10, Z21, Z20
+	VPADDD        Z22, Z20, Z20
+	VSUBPS        Z22, Z20, Z20
+	VPTERNLOGD    $0xf8, Z7, Z21, Z20
+	VMOVUPS       (R8)(AX*4), Z21
+	VMOVUPS       64(R8)(AX*4), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS     Z22, Z21, Z23
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS     Z22, Z21, Z24
+	VMOVUPS       (SI)(AX*4), Z21
+	VMOVUPS       64(SI)(AX*4), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS     Z22, Z21, Z25
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS     Z22, Z21, Z26
+	VMULPS        4096(DX), Z23, Z23
+	VFMADD231PS   4160(DX), Z25, Z23
+	VMULPS        4096(DX), Z24, Z24
+	VFMADD231PS   4160(DX), Z26, Z24
+	VMULPS        Z19, Z12, Z19
+	VFMADD231PS   Z13, Z23, Z19
+	VMULPS        Z20, Z12, Z20
+	VFMADD231PS   Z13, Z24, Z20
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z24, Z24, Z24
+	VMULPS        Z5, Z5, Z5
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z5, Z14, Z5
+	VFMADD231PS   Z15, Z23, Z5
+	VMULPS        Z18, Z14, Z18
+	VFMADD231PS   Z15, Z24, Z18
+	VMOVUPS       Z19, (DX)(R12*4)
+	VMOVUPS       Z20, 64(DX)(R12*4)
+	VSQRTPS       Z5, Z5
+	VSQRTPS       Z18, Z18
+	MOVQ          R12, R13
+	XORQ          $0x00000100, R13
+	VPMAXSD       2048(DX)(R13*4), Z4, Z21
+	VPSRLD        5104(DX), Z0, Z22
+	VPADDD        Z22, Z21, Z21
+	VPANDND       Z3, Z21, Z23
+	VPANDND       (DX)(R13*4), Z7, Z22
+	VFMADD213PS   pattern3e000000<>+0(SB), Z23, Z22
+	VMOVDQA32     Z0, Z23
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z23
+	VPADDD        Z23, Z22, Z22
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R13*4), Z4, Z23
+	VPSRLD        5104(DX), Z0, Z24
+	VPADDD        Z24, Z23, Z23
+	VPANDND       Z3, Z23, Z27
+	VPANDND       64(DX)(R13*4), Z7, Z24
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z24
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z27
+	VPADDD        Z27, Z24, Z24
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z21, Z21
+	VPSRLD        5088(DX), Z23, Z23
+	VPTERNLOGD    $0xf8, Z23, Z8, Z21
+	VPSUBW        4992(DX), Z21, Z21
+	VPSRLD        $0x13, Z22, Z22
+	VPSRLD        $0x03, Z24, Z24
+	VPTERNLOGD    $0xf8, Z24, Z8, Z22
+	VPSRLD        $0x10, (DX)(R13*4), Z23
+	VPTERNLOGD    $0xf8, 64(DX)(R13*4), Z8, Z23
+	VMOVUPS       Z5, 2048(DX)(R12*4)
+	VPMAXUD       Z5, Z2, Z2
+	VPMINUD       Z5, Z1, Z1
+	VMOVUPS       Z18, 2112(DX)(R12*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z16, Z5
+	VDIVPS        Z5, Z19, Z19
+	VFMADD231PS   4608(DX), Z25, Z25
+	VFMADD231PS   4672(DX), Z19, Z25
+	VFMADD213PS   4544(DX), Z16, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z26, Z26
+	VFMADD231PS   4672(DX), Z20, Z26
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z26, Z25, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VMOVUPS       Z5, (SI)(AX*4)
+	VMOVUPS       Z18, 64(SI)(AX*4)
+	TESTQ         DI, DI
+	JNE           unusual3536
+	VPTESTMD      pattern00010000<>+0(SB), Z25, K1
+	VPADDD        pattern00007fff<>+0(SB), Z25, Z5
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD      pattern00010000<>+0(SB), Z26, K1
+	VPADDD        pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z18, Z8, Z5
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3538
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2938:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162941
-	JA         fp322942
-	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
-	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
-	VCMPPS     $0x03, Z25, Z25, K2
-	VPADDD     pattern00000001<>+0(SB), Z5, K1, Z5
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z5
-	VPTESTMD   pattern00010000<>+0(SB), Z26, K1
-	VPADDD     pattern00007fff<>+0(SB), Z26, Z18
-	VCMPPS     $0x03, Z26, Z26, K2
-	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD     $0x10, Z5, Z5
-	VPTERNLOGD $0xf8, Z18, Z8, Z5
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2945
-	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored2944
+noted3538:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3537
 
-ordinary2945:
+unusual3536:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163540
+	JA            fp323541
+	VPTESTMD      pattern00010000<>+0(SB), Z25, K1
+	VPADDD        pattern00007fff<>+0(SB), Z25, Z5
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD      pattern00010000<>+0(SB), Z26, K1
+	VPADDD        pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z18, Z8, Z5
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3543
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3543:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3545
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3544
+
+ordinary3545:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2944:
-	JMP done2943
+stored3544:
+	JMP done3542
 
-fp162941:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z26, Z25, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z26, Z25, Z18
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z5, Y6
-	VCVTPS2PH    $0x00, Z18, Y5
-	VINSERTI64X4 $0x01, Y5, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2947
-	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2946
+fp163540:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z26, Z25, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z5, Y6
+	VCVTPS2PH     $0x00, Z18, Y5
+	VINSERTI64X4  $0x01, Y5, Z6, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3546
+	VPSUBW        (BX)(AX*2), Y6, Y5
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y5
+	VPSUBW        32(BX)(AX*2), Y5, Y5
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2947:
+noted3546:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3548
+	VMOVNTDQ Z6, (BX)(AX*2)
+	JMP      stored3547
+
+ordinary3548:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2946:
-	JMP done2943
+stored3547:
+	JMP done3542
 
-fp322942:
-done2943:
-stored2939:
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (SI)(CX*4)
-	PREFETCHT0  64(SI)(CX*4)
-	PREFETCHT0  (R8)(CX*4)
-	PREFETCHT0  64(R8)(CX*4)
-	VPMOVZXBW   (R10)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z5
-	VPANDD      Z8, Z18, Z18
-	VPMOVSXBW   (R9)(AX*1), Z24
-	VPSLLD      $0x13, Z24, Z20
-	VPSLLD      $0x03, Z24, Z24
-	VPANDD      Z3, Z5, Z25
-	VPADDD      Z11, Z25, Z25
-	VPANDD      Z10, Z20, Z19
-	VPADDD      Z25, Z19, Z19
-	VSUBPS      Z25, Z19, Z19
-	VPTERNLOGD  $0xf8, Z7, Z20, Z19
-	VPANDD      Z3, Z18, Z25
-	VPADDD      Z11, Z25, Z25
-	VPANDD      Z10, Z24, Z20
-	VPADDD      Z25, Z20, Z20
-	VSUBPS      Z25, Z20, Z20
-	VPTERNLOGD  $0xf8, Z7, Z24, Z20
-	VMOVUPS     (R8)(AX*4), Z24
-	VMOVUPS     64(R8)(AX*4), Z25
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
-	VPERMI2PS   Z25, Z24, Z26
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
-	VPERMI2PS   Z25, Z24, Z27
-	VMOVUPS     (SI)(AX*4), Z24
-	VMOVUPS     64(SI)(AX*4), Z25
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
-	VPERMI2PS   Z25, Z24, Z28
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
-	VPERMI2PS   Z25, Z24, Z29
-	VMULPS      4096(DX), Z26, Z26
-	VFMADD231PS 4160(DX), Z28, Z26
-	VMULPS      4096(DX), Z27, Z27
-	VFMADD231PS 4160(DX), Z29, Z27
-	VMULPS      Z19, Z12, Z19
-	VFMADD231PS Z13, Z26, Z19
-	VMULPS      Z20, Z12, Z20
-	VFMADD231PS Z13, Z27, Z20
-	VMULPS      Z26, Z26, Z26
-	VMULPS      Z27, Z27, Z27
-	VMULPS      Z5, Z5, Z5
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z5, Z14, Z5
-	VFMADD231PS Z15, Z26, Z5
-	VMULPS      Z18, Z14, Z18
-	VFMADD231PS Z15, Z27, Z18
-	VMOVUPS     Z19, 128(DX)(R12*4)
-	VMOVUPS     Z20, 192(DX)(R12*4)
-	VSQRTPS     Z5, Z5
-	VSQRTPS     Z18, Z18
-	MOVQ        R12, R13
-	XORQ        $0x00000100, R13
-	VPMAXSD     2176(DX)(R13*4), Z4, Z24
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z24, Z24
-	VPANDND     Z3, Z24, Z26
-	VPANDND     128(DX)(R13*4), Z7, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z26
-	VPADDD      Z26, Z25, Z25
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R13*4), Z4, Z26
-	VPSRLD      5104(DX), Z0, Z27
-	VPADDD      Z27, Z26, Z26
-	VPANDND     Z3, Z26, Z30
-	VPANDND     192(DX)(R13*4), Z7, Z27
-	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z27
-	VMOVDQA32   Z0, Z30
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z30
-	VPADDD      Z30, Z27, Z27
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z24, Z24
-	VPSRLD      5088(DX), Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z8, Z24
-	VPSUBW      4992(DX), Z24, Z24
-	VPSRLD      $0x13, Z25, Z25
-	VPSRLD      $0x03, Z27, Z27
-	VPTERNLOGD  $0xf8, Z27, Z8, Z25
-	VPSRLD      $0x10, 128(DX)(R13*4), Z26
-	VPTERNLOGD  $0xf8, 192(DX)(R13*4), Z8, Z26
-	VPACKSSWB   Z25, Z22, Z25
-	VPACKSSWB   Z26, Z23, Z26
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z25
-	VMOVUPS     inOrder<>+0(SB), Z22
-	VPACKUSWB   Z24, Z21, Z24
-	VPERMQ      Z24, Z22, Z24
-	VPERMQ      Z25, Z22, Z25
-	MOVQ        5136(DX), R13
-	VMOVDQU32   Z24, -32(R13)(AX*1)
-	MOVQ        5128(DX), R13
-	VMOVDQU32   Z25, -32(R13)(AX*1)
-	VMOVUPS     Z5, 2176(DX)(R12*4)
-	VPMAXUD     Z5, Z2, Z2
-	VPMINUD     Z5, Z1, Z1
-	VMOVUPS     Z18, 2240(DX)(R12*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z16, Z5
-	VDIVPS      Z5, Z19, Z19
-	VFMADD231PS 4608(DX), Z28, Z28
-	VFMADD231PS 4672(DX), Z19, Z28
-	VFMADD213PS 4544(DX), Z16, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z29, Z29
-	VFMADD231PS 4672(DX), Z20, Z29
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS   Z29, Z28, Z5
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z29, Z28, Z18
-	VMOVUPS     Z5, (SI)(AX*4)
-	VMOVUPS     Z18, 64(SI)(AX*4)
-	TESTQ       DI, DI
-	JNE         unusual2948
-	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
-	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
-	VCMPPS      $0x03, Z28, Z28, K2
-	VPADDD      pattern00000001<>+0(SB), Z5, K1, Z5
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z5
-	VPTESTMD    pattern00010000<>+0(SB), Z29, K1
-	VPADDD      pattern00007fff<>+0(SB), Z29, Z18
-	VCMPPS      $0x03, Z29, Z29, K2
-	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD      $0x10, Z5, Z5
-	VPTERNLOGD  $0xf8, Z18, Z8, Z5
-	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored2949
+fp323541:
+done3542:
+stored3537:
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (SI)(CX*4)
+	PREFETCHT0    64(SI)(CX*4)
+	PREFETCHT0    (R8)(CX*4)
+	PREFETCHT0    64(R8)(CX*4)
+	VPMOVZXBW     (R10)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z5
+	VPANDD        Z8, Z18, Z18
+	VPMOVSXBW     (R9)(AX*1), Z24
+	VPSLLD        $0x13, Z24, Z20
+	VPSLLD        $0x03, Z24, Z24
+	VPANDD        Z3, Z5, Z25
+	VPADDD        Z11, Z25, Z25
+	VPANDD        Z10, Z20, Z19
+	VPADDD        Z25, Z19, Z19
+	VSUBPS        Z25, Z19, Z19
+	VPTERNLOGD    $0xf8, Z7, Z20, Z19
+	VPANDD        Z3, Z18, Z25
+	VPADDD        Z11, Z25, Z25
+	VPANDD        Z10, Z24, Z20
+	VPADDD        Z25, Z20, Z20
+	VSUBPS        Z25, Z20, Z20
+	VPTERNLOGD    $0xf8, Z7, Z24, Z20
+	VMOVUPS       (R8)(AX*4), Z24
+	VMOVUPS       64(R8)(AX*4), Z25
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
+	VPERMI2PS     Z25, Z24, Z26
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
+	VPERMI2PS     Z25, Z24, Z27
+	VMOVUPS       (SI)(AX*4), Z24
+	VMOVUPS       64(SI)(AX*4), Z25
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
+	VPERMI2PS     Z25, Z24, Z28
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
+	VPERMI2PS     Z25, Z24, Z29
+	VMULPS        4096(DX), Z26, Z26
+	VFMADD231PS   4160(DX), Z28, Z26
+	VMULPS        4096(DX), Z27, Z27
+	VFMADD231PS   4160(DX), Z29, Z27
+	VMULPS        Z19, Z12, Z19
+	VFMADD231PS   Z13, Z26, Z19
+	VMULPS        Z20, Z12, Z20
+	VFMADD231PS   Z13, Z27, Z20
+	VMULPS        Z26, Z26, Z26
+	VMULPS        Z27, Z27, Z27
+	VMULPS        Z5, Z5, Z5
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z5, Z14, Z5
+	VFMADD231PS   Z15, Z26, Z5
+	VMULPS        Z18, Z14, Z18
+	VFMADD231PS   Z15, Z27, Z18
+	VMOVUPS       Z19, 128(DX)(R12*4)
+	VMOVUPS       Z20, 192(DX)(R12*4)
+	VSQRTPS       Z5, Z5
+	VSQRTPS       Z18, Z18
+	MOVQ          R12, R13
+	XORQ          $0x00000100, R13
+	VPMAXSD       2176(DX)(R13*4), Z4, Z24
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z24, Z24
+	VPANDND       Z3, Z24, Z26
+	VPANDND       128(DX)(R13*4), Z7, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z26
+	VPADDD        Z26, Z25, Z25
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R13*4), Z4, Z26
+	VPSRLD        5104(DX), Z0, Z27
+	VPADDD        Z27, Z26, Z26
+	VPANDND       Z3, Z26, Z30
+	VPANDND       192(DX)(R13*4), Z7, Z27
+	VFMADD213PS   pattern3e000000<>+0(SB), Z30, Z27
+	VMOVDQA32     Z0, Z30
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z30
+	VPADDD        Z30, Z27, Z27
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z24, Z24
+	VPSRLD        5088(DX), Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z8, Z24
+	VPSUBW        4992(DX), Z24, Z24
+	VPSRLD        $0x13, Z25, Z25
+	VPSRLD        $0x03, Z27, Z27
+	VPTERNLOGD    $0xf8, Z27, Z8, Z25
+	VPSRLD        $0x10, 128(DX)(R13*4), Z26
+	VPTERNLOGD    $0xf8, 192(DX)(R13*4), Z8, Z26
+	VPACKSSWB     Z25, Z22, Z25
+	VPACKSSWB     Z26, Z23, Z26
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z26, Z25
+	VMOVUPS       inOrder<>+0(SB), Z22
+	VPACKUSWB     Z24, Z21, Z24
+	VPERMQ        Z24, Z22, Z24
+	VPERMQ        Z25, Z22, Z25
+	MOVQ          5136(DX), R13
+	VMOVDQU32     Z24, -32(R13)(AX*1)
+	MOVQ          5128(DX), R13
+	VMOVDQU32     Z25, -32(R13)(AX*1)
+	VMOVUPS       Z5, 2176(DX)(R12*4)
+	VPMAXUD       Z5, Z2, Z2
+	VPMINUD       Z5, Z1, Z1
+	VMOVUPS       Z18, 2240(DX)(R12*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z16, Z5
+	VDIVPS        Z5, Z19, Z19
+	VFMADD231PS   4608(DX), Z28, Z28
+	VFMADD231PS   4672(DX), Z19, Z28
+	VFMADD213PS   4544(DX), Z16, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z29, Z29
+	VFMADD231PS   4672(DX), Z20, Z29
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z29, Z28, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VMOVUPS       Z5, (SI)(AX*4)
+	VMOVUPS       Z18, 64(SI)(AX*4)
+	TESTQ         DI, DI
+	JNE           unusual3549
+	VPTESTMD      pattern00010000<>+0(SB), Z28, K1
+	VPADDD        pattern00007fff<>+0(SB), Z28, Z5
+	VCMPPS        $0x03, Z28, Z28, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD      pattern00010000<>+0(SB), Z29, K1
+	VPADDD        pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS        $0x03, Z29, Z29, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z18, Z8, Z5
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3551
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual2948:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp162951
-	JA         fp322952
-	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
-	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
-	VCMPPS     $0x03, Z28, Z28, K2
-	VPADDD     pattern00000001<>+0(SB), Z5, K1, Z5
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z5
-	VPTESTMD   pattern00010000<>+0(SB), Z29, K1
-	VPADDD     pattern00007fff<>+0(SB), Z29, Z18
-	VCMPPS     $0x03, Z29, Z29, K2
-	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD     $0x10, Z5, Z5
-	VPTERNLOGD $0xf8, Z18, Z8, Z5
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2955
-	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored2954
+noted3551:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3550
 
-ordinary2955:
+unusual3549:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp163553
+	JA            fp323554
+	VPTESTMD      pattern00010000<>+0(SB), Z28, K1
+	VPADDD        pattern00007fff<>+0(SB), Z28, Z5
+	VCMPPS        $0x03, Z28, Z28, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD      pattern00010000<>+0(SB), Z29, K1
+	VPADDD        pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS        $0x03, Z29, Z29, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z18, Z8, Z5
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3556
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+
+noted3556:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3558
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3557
+
+ordinary3558:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2954:
-	JMP done2953
+stored3557:
+	JMP done3555
 
-fp162951:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z29, Z28, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z29, Z28, Z18
-	VPXORD       Z17, Z17, Z17
-	VCVTPS2PH    $0x00, Z5, Y17
-	VCVTPS2PH    $0x00, Z18, Y5
-	VINSERTI64X4 $0x01, Y5, Z17, Z17
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2957
-	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored2956
+fp163553:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z29, Z28, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VPXORD        Z17, Z17, Z17
+	VCVTPS2PH     $0x00, Z5, Y17
+	VCVTPS2PH     $0x00, Z18, Y5
+	VINSERTI64X4  $0x01, Y5, Z17, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3559
+	VPSUBW        (BX)(AX*2), Y17, Y5
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y5
+	VPSUBW        32(BX)(AX*2), Y5, Y5
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary2957:
+noted3559:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3561
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored3560
+
+ordinary3561:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2956:
-	JMP done2953
+stored3560:
+	JMP done3555
 
-fp322952:
-done2953:
-stored2949:
+fp323554:
+done3555:
+stored3550:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2934
+	JNE   tile3532
 	CMPL  5120(DX), $0x00
-	JEQ   done2959
+	JEQ   done3563
 	SUBQ  $0x00000100, AX
 
-next2958:
+next3562:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -9944,9 +16568,9 @@ next2958:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2958
+	JNE        next3562
 
-done2959:
+done3563:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -9971,11 +16595,11 @@ done2959:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2960
+	JEQ           unusual3564
 	CMPL          R14, $0x5f000000
-	JBE           usual2961
+	JBE           usual3565
 
-unusual2960:
+unusual3564:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -9984,7 +16608,7 @@ unusual2960:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2962:
+next3566:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -9993,7 +16617,7 @@ next2962:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2962
+	JB            next3566
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -10015,7 +16639,7 @@ next2962:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2961:
+usual3565:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -10125,10 +16749,10 @@ usual2961:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2933
+	JB           block3531
 
-done2872:
-tile2963:
+done3458:
+tile3567:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -10206,12 +16830,12 @@ tile2963:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile2963
+	JNE         tile3567
 	CMPL        5120(DX), $0x00
-	JEQ         done2965
+	JEQ         done3569
 	SUBQ        $0x00000100, AX
 
-next2964:
+next3568:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -10230,9 +16854,9 @@ next2964:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2964
+	JNE        next3568
 
-done2965:
+done3569:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -10262,15 +16886,15 @@ TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp162967
-	JA     fp322968
+	JE     fp163571
+	JA     fp323572
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R11
 	MOVQ   16(R11), R11
 	ADDQ   DX, R11
-	JMP    check2971
+	JMP    check3575
 
-next2970:
+next3574:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -10283,44 +16907,44 @@ next2970:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2972
+	JNE        within3576
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2972:
+within3576:
 	TESTQ    AX, AX
-	JEQ      written2973
+	JEQ      written3577
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned2974
+	JNE      unaligned3578
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written2973
+	JMP      written3577
 
-unaligned2974:
+unaligned3578:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2973:
+written3577:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2971:
+check3575:
 	CMPQ DX, R10
-	JB   next2970
+	JB   next3574
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2970
-	JMP  done2969
+	JB   next3574
+	JMP  done3573
 
-fp162967:
+fp163571:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check2976
+	JMP  check3580
 
-next2975:
+next3579:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -10333,44 +16957,44 @@ next2975:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2977
+	JNE        within3581
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2977:
+within3581:
 	TESTQ    AX, AX
-	JEQ      written2978
+	JEQ      written3582
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned2979
+	JNE      unaligned3583
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written2978
+	JMP      written3582
 
-unaligned2979:
+unaligned3583:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2978:
+written3582:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2976:
+check3580:
 	CMPQ DX, R10
-	JB   next2975
+	JB   next3579
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2975
-	JMP  done2969
+	JB   next3579
+	JMP  done3573
 
-fp322968:
+fp323572:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check2981
+	JMP  check3585
 
-next2980:
+next3584:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -10383,36 +17007,36 @@ next2980:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2982
+	JNE        within3586
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2982:
+within3586:
 	TESTQ    AX, AX
-	JEQ      written2983
+	JEQ      written3587
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned2984
+	JNE      unaligned3588
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written2983
+	JMP      written3587
 
-unaligned2984:
+unaligned3588:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2983:
+written3587:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2981:
+check3585:
 	CMPQ DX, R10
-	JB   next2980
+	JB   next3584
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2980
+	JB   next3584
 
-done2969:
+done3573:
 	SFENCE
 	VZEROUPPER
 	RET

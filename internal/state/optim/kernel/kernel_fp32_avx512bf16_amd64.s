@@ -4,6 +4,42 @@
 
 #include "textflag.h"
 
+DATA pattern00010001<>+0(SB)/4, $0x00010001
+DATA pattern00010001<>+4(SB)/4, $0x00010001
+DATA pattern00010001<>+8(SB)/4, $0x00010001
+DATA pattern00010001<>+12(SB)/4, $0x00010001
+DATA pattern00010001<>+16(SB)/4, $0x00010001
+DATA pattern00010001<>+20(SB)/4, $0x00010001
+DATA pattern00010001<>+24(SB)/4, $0x00010001
+DATA pattern00010001<>+28(SB)/4, $0x00010001
+DATA pattern00010001<>+32(SB)/4, $0x00010001
+DATA pattern00010001<>+36(SB)/4, $0x00010001
+DATA pattern00010001<>+40(SB)/4, $0x00010001
+DATA pattern00010001<>+44(SB)/4, $0x00010001
+DATA pattern00010001<>+48(SB)/4, $0x00010001
+DATA pattern00010001<>+52(SB)/4, $0x00010001
+DATA pattern00010001<>+56(SB)/4, $0x00010001
+DATA pattern00010001<>+60(SB)/4, $0x00010001
+GLOBL pattern00010001<>(SB), RODATA|NOPTR, $64
+
+DATA patternffffffff<>+0(SB)/4, $0xffffffff
+DATA patternffffffff<>+4(SB)/4, $0xffffffff
+DATA patternffffffff<>+8(SB)/4, $0xffffffff
+DATA patternffffffff<>+12(SB)/4, $0xffffffff
+DATA patternffffffff<>+16(SB)/4, $0xffffffff
+DATA patternffffffff<>+20(SB)/4, $0xffffffff
+DATA patternffffffff<>+24(SB)/4, $0xffffffff
+DATA patternffffffff<>+28(SB)/4, $0xffffffff
+DATA patternffffffff<>+32(SB)/4, $0xffffffff
+DATA patternffffffff<>+36(SB)/4, $0xffffffff
+DATA patternffffffff<>+40(SB)/4, $0xffffffff
+DATA patternffffffff<>+44(SB)/4, $0xffffffff
+DATA patternffffffff<>+48(SB)/4, $0xffffffff
+DATA patternffffffff<>+52(SB)/4, $0xffffffff
+DATA patternffffffff<>+56(SB)/4, $0xffffffff
+DATA patternffffffff<>+60(SB)/4, $0xffffffff
+GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
+
 DATA pattern80000000<>+0(SB)/4, $0x80000000
 DATA pattern80000000<>+4(SB)/4, $0x80000000
 DATA pattern80000000<>+8(SB)/4, $0x80000000
@@ -111,24 +147,6 @@ DATA pattern5f000000<>+52(SB)/4, $0x5f000000
 DATA pattern5f000000<>+56(SB)/4, $0x5f000000
 DATA pattern5f000000<>+60(SB)/4, $0x5f000000
 GLOBL pattern5f000000<>(SB), RODATA|NOPTR, $64
-
-DATA patternffffffff<>+0(SB)/4, $0xffffffff
-DATA patternffffffff<>+4(SB)/4, $0xffffffff
-DATA patternffffffff<>+8(SB)/4, $0xffffffff
-DATA patternffffffff<>+12(SB)/4, $0xffffffff
-DATA patternffffffff<>+16(SB)/4, $0xffffffff
-DATA patternffffffff<>+20(SB)/4, $0xffffffff
-DATA patternffffffff<>+24(SB)/4, $0xffffffff
-DATA patternffffffff<>+28(SB)/4, $0xffffffff
-DATA patternffffffff<>+32(SB)/4, $0xffffffff
-DATA patternffffffff<>+36(SB)/4, $0xffffffff
-DATA patternffffffff<>+40(SB)/4, $0xffffffff
-DATA patternffffffff<>+44(SB)/4, $0xffffffff
-DATA patternffffffff<>+48(SB)/4, $0xffffffff
-DATA patternffffffff<>+52(SB)/4, $0xffffffff
-DATA patternffffffff<>+56(SB)/4, $0xffffffff
-DATA patternffffffff<>+60(SB)/4, $0xffffffff
-GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
 
 DATA pattern3e000000<>+0(SB)/4, $0x3e000000
 DATA pattern3e000000<>+4(SB)/4, $0x3e000000
@@ -617,7 +635,7 @@ DATA ditherOfLanesAVX512BF16<>+60(SB)/4, $0x8a8043ae
 GLOBL ditherOfLanesAVX512BF16<>(SB), RODATA|NOPTR, $64
 
 // func adamFP32FP32AVX512BF16(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
 TEXT ·adamFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -638,10 +656,10 @@ TEXT ·adamFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned3394
+	JEQ       aligned4056
 	ORQ       $0x04, DI
 
-aligned3394:
+aligned4056:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	MOVQ    a+0(FP), R9
@@ -667,7 +685,7 @@ aligned3394:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	TESTQ   R13, R13
-	JEQ     plain3395
+	JEQ     plain4057
 	VPXORQ  Z1, Z1, Z1
 	VPXORQ  Z2, Z2, Z2
 	VPXORQ  Z3, Z3, Z3
@@ -675,17 +693,17 @@ aligned3394:
 	VPXORQ  Z5, Z5, Z5
 	VPXORQ  Z6, Z6, Z6
 	CMPQ    CX, $0x01
-	JE      fp163398
-	JA      fp323399
+	JE      fp164060
+	JA      fp324061
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check3402
+	JMP     check4064
 
-next3401:
+next4063:
 	TESTQ     AX, AX
-	JEQ       kept3403
+	JEQ       kept4065
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z17
@@ -697,7 +715,7 @@ next3401:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3403:
+kept4065:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -727,11 +745,11 @@ kept3403:
 	VMOVUPS       Z18, (SI)(CX*4)
 	VPADDQ        Z18, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3404
+	JNE           unusual4066
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487ea262; WORD $0xca72 // VCVTNEPS2BF16 Z18, Y17
 	KORTESTW      K1, K1
-	JEQ           usual3406
+	JEQ           usual4068
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z17
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -741,20 +759,48 @@ kept3403:
 	VPMOVDW       Z17, Y17
 	VMOVDQU32     Y17, Y17
 
-usual3406:
-	VMOVNTDQ Y17, (BX)(CX*2)
-	JMP      stored3405
+usual4068:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4069
+	VPSUBW    (BX)(CX*2), Y17, Y18
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-unusual3404:
+noted4069:
+	VMOVNTDQ Y17, (BX)(CX*2)
+	JMP      stored4067
+
+unusual4066:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163408
-	JA            fp323409
+	JE            fp164071
+	JA            fp324072
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487ea262; WORD $0xca72 // VCVTNEPS2BF16 Z18, Y17
 	KORTESTW      K1, K1
-	JEQ           usual3411
+	JEQ           usual4074
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z17
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -764,57 +810,113 @@ unusual3404:
 	VPMOVDW       Z17, Y17
 	VMOVDQU32     Y17, Y17
 
-usual3411:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3413
-	VMOVNTDQ Y17, (BX)(CX*2)
-	JMP      stored3412
+usual4074:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4075
+	VPSUBW    (BX)(CX*2), Y17, Y18
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3413:
+noted4075:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4077
+	VMOVNTDQ Y17, (BX)(CX*2)
+	JMP      stored4076
+
+ordinary4077:
 	VMOVDQU32 Y17, (BX)(CX*2)
 
-stored3412:
-	JMP done3410
+stored4076:
+	JMP done4073
 
-fp163408:
+fp164071:
 	VPXORD    Y7, Y7, Y7
 	VCVTPS2PH $0x00, Z18, Y7
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3415
-	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored3414
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4078
+	VPSUBW    (BX)(CX*2), Y7, Y17
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y17, K1
+	VPABSW    Y17, Y17
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y17, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y17
+	VMOVDQU16 Y17, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3415:
+noted4078:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4080
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored4079
+
+ordinary4080:
 	VMOVDQU32 Y7, (BX)(CX*2)
 
-stored3414:
-	JMP done3410
+stored4079:
+	JMP done4073
 
-fp323409:
-done3410:
-stored3405:
+fp324072:
+done4073:
+stored4067:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3402:
+check4064:
 	CMPQ CX, R11
-	JB   next3401
+	JB   next4063
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3401
-	JMP  done3400
+	JB   next4063
+	JMP  done4062
 
-fp163398:
+fp164060:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3417
+	JMP  check4082
 
-next3416:
+next4081:
 	TESTQ     AX, AX
-	JEQ       kept3418
+	JEQ       kept4083
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -826,7 +928,7 @@ next3416:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3418:
+kept4083:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -855,11 +957,11 @@ kept3418:
 	VMOVUPS       Z18, (SI)(CX*4)
 	VPADDQ        Z18, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3419
+	JNE           unusual4084
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487eb262; WORD $0xfa72 // VCVTNEPS2BF16 Z18, Y7
 	KORTESTW      K1, K1
-	JEQ           usual3421
+	JEQ           usual4086
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z7
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -869,20 +971,48 @@ kept3418:
 	VPMOVDW       Z7, Y7
 	VMOVDQU32     Y7, Y7
 
-usual3421:
-	VMOVNTDQ Y7, (BX)(CX*2)
-	JMP      stored3420
+usual4086:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4087
+	VPSUBW    (BX)(CX*2), Y7, Y18
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-unusual3419:
+noted4087:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored4085
+
+unusual4084:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163423
-	JA            fp323424
+	JE            fp164089
+	JA            fp324090
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487eb262; WORD $0xfa72 // VCVTNEPS2BF16 Z18, Y7
 	KORTESTW      K1, K1
-	JEQ           usual3426
+	JEQ           usual4092
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z7
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -892,57 +1022,113 @@ unusual3419:
 	VPMOVDW       Z7, Y7
 	VMOVDQU32     Y7, Y7
 
-usual3426:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3428
-	VMOVNTDQ Y7, (BX)(CX*2)
-	JMP      stored3427
+usual4092:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4093
+	VPSUBW    (BX)(CX*2), Y7, Y18
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3428:
+noted4093:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4095
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored4094
+
+ordinary4095:
 	VMOVDQU32 Y7, (BX)(CX*2)
 
-stored3427:
-	JMP done3425
+stored4094:
+	JMP done4091
 
-fp163423:
+fp164089:
 	VPXORD    Y17, Y17, Y17
 	VCVTPS2PH $0x00, Z18, Y17
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3430
-	VMOVNTDQ  Y17, (BX)(CX*2)
-	JMP       stored3429
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4096
+	VPSUBW    (BX)(CX*2), Y17, Y7
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y7, K1
+	VPABSW    Y7, Y7
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y7, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y7
+	VMOVDQU16 Y7, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3430:
+noted4096:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4098
+	VMOVNTDQ Y17, (BX)(CX*2)
+	JMP      stored4097
+
+ordinary4098:
 	VMOVDQU32 Y17, (BX)(CX*2)
 
-stored3429:
-	JMP done3425
+stored4097:
+	JMP done4091
 
-fp323424:
-done3425:
-stored3420:
+fp324090:
+done4091:
+stored4085:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3417:
+check4082:
 	CMPQ CX, R11
-	JB   next3416
+	JB   next4081
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3416
-	JMP  done3400
+	JB   next4081
+	JMP  done4062
 
-fp323399:
+fp324061:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3432
+	JMP  check4100
 
-next3431:
+next4099:
 	TESTQ     AX, AX
-	JEQ       kept3433
+	JEQ       kept4101
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -954,7 +1140,7 @@ next3431:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3433:
+kept4101:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -983,11 +1169,11 @@ kept3433:
 	VMOVUPS       Z18, (SI)(CX*4)
 	VPADDQ        Z18, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3434
+	JNE           unusual4102
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487eb262; WORD $0xfa72 // VCVTNEPS2BF16 Z18, Y7
 	KORTESTW      K1, K1
-	JEQ           usual3436
+	JEQ           usual4104
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z7
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -997,20 +1183,48 @@ kept3433:
 	VPMOVDW       Z7, Y7
 	VMOVDQU32     Y7, Y7
 
-usual3436:
-	VMOVNTDQ Y7, (BX)(CX*2)
-	JMP      stored3435
+usual4104:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4105
+	VPSUBW    (BX)(CX*2), Y7, Y18
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-unusual3434:
+noted4105:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored4103
+
+unusual4102:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163438
-	JA            fp323439
+	JE            fp164107
+	JA            fp324108
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487eb262; WORD $0xfa72 // VCVTNEPS2BF16 Z18, Y7
 	KORTESTW      K1, K1
-	JEQ           usual3441
+	JEQ           usual4110
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z7
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -1020,47 +1234,103 @@ unusual3434:
 	VPMOVDW       Z7, Y7
 	VMOVDQU32     Y7, Y7
 
-usual3441:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3443
-	VMOVNTDQ Y7, (BX)(CX*2)
-	JMP      stored3442
+usual4110:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4111
+	VPSUBW    (BX)(CX*2), Y7, Y18
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3443:
+noted4111:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4113
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored4112
+
+ordinary4113:
 	VMOVDQU32 Y7, (BX)(CX*2)
 
-stored3442:
-	JMP done3440
+stored4112:
+	JMP done4109
 
-fp163438:
+fp164107:
 	VPXORD    Y17, Y17, Y17
 	VCVTPS2PH $0x00, Z18, Y17
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3445
-	VMOVNTDQ  Y17, (BX)(CX*2)
-	JMP       stored3444
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4114
+	VPSUBW    (BX)(CX*2), Y17, Y7
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y7, K1
+	VPABSW    Y7, Y7
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y7, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y7
+	VMOVDQU16 Y7, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3445:
+noted4114:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4116
+	VMOVNTDQ Y17, (BX)(CX*2)
+	JMP      stored4115
+
+ordinary4116:
 	VMOVDQU32 Y17, (BX)(CX*2)
 
-stored3444:
-	JMP done3440
+stored4115:
+	JMP done4109
 
-fp323439:
-done3440:
-stored3435:
+fp324108:
+done4109:
+stored4103:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3432:
+check4100:
 	CMPQ CX, R11
-	JB   next3431
+	JB   next4099
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3431
+	JB   next4099
 
-done3400:
+done4062:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z1, (AX)
@@ -1069,21 +1339,21 @@ done3400:
 	VMOVDQU32 Z4, 320(AX)
 	VMOVDQU32 Z5, 384(AX)
 	VMOVDQU32 Z6, 448(AX)
-	JMP       updated3396
+	JMP       updated4058
 
-plain3395:
+plain4057:
 	CMPQ CX, $0x01
-	JE   fp163447
-	JA   fp323448
+	JE   fp164118
+	JA   fp324119
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3451
+	JMP  check4122
 
-next3450:
+next4121:
 	TESTQ     AX, AX
-	JEQ       kept3452
+	JEQ       kept4123
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1095,7 +1365,7 @@ next3450:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3452:
+kept4123:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -1119,11 +1389,11 @@ kept3452:
 	VFMADD231PS   Z12, Z4, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3453
+	JNE           unusual4124
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3455
+	JEQ           usual4126
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1133,20 +1403,48 @@ kept3452:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3455:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3454
+usual4126:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4127
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-unusual3453:
+noted4127:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4125
+
+unusual4124:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163457
-	JA            fp323458
+	JE            fp164129
+	JA            fp324130
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3460
+	JEQ           usual4132
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1156,57 +1454,113 @@ unusual3453:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3460:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3462
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3461
+usual4132:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4133
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3462:
+noted4133:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4135
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4134
+
+ordinary4135:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3461:
-	JMP done3459
+stored4134:
+	JMP done4131
 
-fp163457:
+fp164129:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3464
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3463
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4136
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3464:
+noted4136:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4138
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4137
+
+ordinary4138:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3463:
-	JMP done3459
+stored4137:
+	JMP done4131
 
-fp323458:
-done3459:
-stored3454:
+fp324130:
+done4131:
+stored4125:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3451:
+check4122:
 	CMPQ CX, R11
-	JB   next3450
+	JB   next4121
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3450
-	JMP  done3449
+	JB   next4121
+	JMP  done4120
 
-fp163447:
+fp164118:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3466
+	JMP  check4140
 
-next3465:
+next4139:
 	TESTQ     AX, AX
-	JEQ       kept3467
+	JEQ       kept4141
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1218,7 +1572,7 @@ next3465:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3467:
+kept4141:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -1241,11 +1595,11 @@ kept3467:
 	VFMADD231PS   Z12, Z4, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3468
+	JNE           unusual4142
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3470
+	JEQ           usual4144
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1255,20 +1609,48 @@ kept3467:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3470:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3469
+usual4144:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4145
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-unusual3468:
+noted4145:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4143
+
+unusual4142:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163472
-	JA            fp323473
+	JE            fp164147
+	JA            fp324148
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3475
+	JEQ           usual4150
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1278,57 +1660,113 @@ unusual3468:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3475:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3477
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3476
+usual4150:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4151
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3477:
+noted4151:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4153
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4152
+
+ordinary4153:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3476:
-	JMP done3474
+stored4152:
+	JMP done4149
 
-fp163472:
+fp164147:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3479
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3478
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4154
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3479:
+noted4154:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4156
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4155
+
+ordinary4156:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3478:
-	JMP done3474
+stored4155:
+	JMP done4149
 
-fp323473:
-done3474:
-stored3469:
+fp324148:
+done4149:
+stored4143:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3466:
+check4140:
 	CMPQ CX, R11
-	JB   next3465
+	JB   next4139
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3465
-	JMP  done3449
+	JB   next4139
+	JMP  done4120
 
-fp323448:
+fp324119:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3481
+	JMP  check4158
 
-next3480:
+next4157:
 	TESTQ     AX, AX
-	JEQ       kept3482
+	JEQ       kept4159
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1340,7 +1778,7 @@ next3480:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3482:
+kept4159:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -1363,11 +1801,11 @@ kept3482:
 	VFMADD231PS   Z12, Z4, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3483
+	JNE           unusual4160
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3485
+	JEQ           usual4162
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1377,20 +1815,48 @@ kept3482:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3485:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3484
+usual4162:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4163
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-unusual3483:
+noted4163:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4161
+
+unusual4160:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163487
-	JA            fp323488
+	JE            fp164165
+	JA            fp324166
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3490
+	JEQ           usual4168
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1400,55 +1866,111 @@ unusual3483:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3490:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3492
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3491
+usual4168:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4169
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3492:
+noted4169:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4171
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4170
+
+ordinary4171:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3491:
-	JMP done3489
+stored4170:
+	JMP done4167
 
-fp163487:
+fp164165:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3494
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3493
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4172
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3494:
+noted4172:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4174
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4173
+
+ordinary4174:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3493:
-	JMP done3489
+stored4173:
+	JMP done4167
 
-fp323488:
-done3489:
-stored3484:
+fp324166:
+done4167:
+stored4161:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3481:
+check4158:
 	CMPQ CX, R11
-	JB   next3480
+	JB   next4157
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3480
+	JB   next4157
 
-done3449:
-updated3396:
+done4120:
+updated4058:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func lionFP32FP32AVX512BF16(a *Arguments)
-// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
 TEXT ·lionFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -1469,10 +1991,10 @@ TEXT ·lionFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned3495
+	JEQ       aligned4175
 	ORQ       $0x04, DI
 
-aligned3495:
+aligned4175:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z0
@@ -1494,23 +2016,23 @@ aligned3495:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain3496
+	JEQ     plain4176
 	VPXORQ  Z1, Z1, Z1
 	VPXORQ  Z2, Z2, Z2
 	VPXORQ  Z3, Z3, Z3
 	VPXORQ  Z4, Z4, Z4
 	CMPQ    CX, $0x01
-	JE      fp163499
-	JA      fp323500
+	JE      fp164179
+	JA      fp324180
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check3503
+	JMP     check4183
 
-next3502:
+next4182:
 	TESTQ     AX, AX
-	JEQ       kept3504
+	JEQ       kept4184
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -1520,7 +2042,7 @@ next3502:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3504:
+kept4184:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -1549,11 +2071,11 @@ kept3504:
 	VMOVUPS       Z15, (SI)(CX*4)
 	VPADDQ        Z15, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3505
+	JNE           unusual4185
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487e5262; WORD $0xf772 // VCVTNEPS2BF16 Z15, Y14
 	KORTESTW      K1, K1
-	JEQ           usual3507
+	JEQ           usual4187
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z14
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1563,20 +2085,48 @@ kept3504:
 	VPMOVDW       Z14, Y14
 	VMOVDQU32     Y14, Y14
 
-usual3507:
-	VMOVNTDQ Y14, (BX)(CX*2)
-	JMP      stored3506
+usual4187:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4188
+	VPSUBW    (BX)(CX*2), Y14, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3505:
+noted4188:
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored4186
+
+unusual4185:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163509
-	JA            fp323510
+	JE            fp164190
+	JA            fp324191
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487e5262; WORD $0xf772 // VCVTNEPS2BF16 Z15, Y14
 	KORTESTW      K1, K1
-	JEQ           usual3512
+	JEQ           usual4193
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z14
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1586,57 +2136,113 @@ unusual3505:
 	VPMOVDW       Z14, Y14
 	VMOVDQU32     Y14, Y14
 
-usual3512:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3514
-	VMOVNTDQ Y14, (BX)(CX*2)
-	JMP      stored3513
+usual4193:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4194
+	VPSUBW    (BX)(CX*2), Y14, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3514:
+noted4194:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4196
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored4195
+
+ordinary4196:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored3513:
-	JMP done3511
+stored4195:
+	JMP done4192
 
-fp163509:
+fp164190:
 	VPXORD    Y6, Y6, Y6
 	VCVTPS2PH $0x00, Z15, Y6
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3516
-	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored3515
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4197
+	VPSUBW    (BX)(CX*2), Y6, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3516:
+noted4197:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4199
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored4198
+
+ordinary4199:
 	VMOVDQU32 Y6, (BX)(CX*2)
 
-stored3515:
-	JMP done3511
+stored4198:
+	JMP done4192
 
-fp323510:
-done3511:
-stored3506:
+fp324191:
+done4192:
+stored4186:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3503:
+check4183:
 	CMPQ CX, R10
-	JB   next3502
+	JB   next4182
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3502
-	JMP  done3501
+	JB   next4182
+	JMP  done4181
 
-fp163499:
+fp164179:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3518
+	JMP  check4201
 
-next3517:
+next4200:
 	TESTQ     AX, AX
-	JEQ       kept3519
+	JEQ       kept4202
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -1646,7 +2252,7 @@ next3517:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3519:
+kept4202:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -1674,11 +2280,11 @@ kept3519:
 	VMOVUPS       Z15, (SI)(CX*4)
 	VPADDQ        Z15, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3520
+	JNE           unusual4203
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487ed262; WORD $0xef72 // VCVTNEPS2BF16 Z15, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3522
+	JEQ           usual4205
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z5
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1688,20 +2294,48 @@ kept3519:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3522:
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3521
+usual4205:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4206
+	VPSUBW    (BX)(CX*2), Y5, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3520:
+noted4206:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4204
+
+unusual4203:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163524
-	JA            fp323525
+	JE            fp164208
+	JA            fp324209
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487ed262; WORD $0xef72 // VCVTNEPS2BF16 Z15, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3527
+	JEQ           usual4211
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z5
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1711,57 +2345,113 @@ unusual3520:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3527:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3529
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3528
+usual4211:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4212
+	VPSUBW    (BX)(CX*2), Y5, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3529:
+noted4212:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4214
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4213
+
+ordinary4214:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3528:
-	JMP done3526
+stored4213:
+	JMP done4210
 
-fp163524:
+fp164208:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3531
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored3530
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4215
+	VPSUBW    (BX)(CX*2), Y14, Y5
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y5, K1
+	VPABSW    Y5, Y5
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y5, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y5
+	VMOVDQU16 Y5, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3531:
+noted4215:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4217
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored4216
+
+ordinary4217:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored3530:
-	JMP done3526
+stored4216:
+	JMP done4210
 
-fp323525:
-done3526:
-stored3521:
+fp324209:
+done4210:
+stored4204:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3518:
+check4201:
 	CMPQ CX, R10
-	JB   next3517
+	JB   next4200
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3517
-	JMP  done3501
+	JB   next4200
+	JMP  done4181
 
-fp323500:
+fp324180:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3533
+	JMP  check4219
 
-next3532:
+next4218:
 	TESTQ     AX, AX
-	JEQ       kept3534
+	JEQ       kept4220
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -1771,7 +2461,7 @@ next3532:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3534:
+kept4220:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -1799,11 +2489,11 @@ kept3534:
 	VMOVUPS       Z15, (SI)(CX*4)
 	VPADDQ        Z15, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3535
+	JNE           unusual4221
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487ed262; WORD $0xef72 // VCVTNEPS2BF16 Z15, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3537
+	JEQ           usual4223
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z5
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1813,20 +2503,48 @@ kept3534:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3537:
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3536
+usual4223:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4224
+	VPSUBW    (BX)(CX*2), Y5, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3535:
+noted4224:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4222
+
+unusual4221:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163539
-	JA            fp323540
+	JE            fp164226
+	JA            fp324227
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487ed262; WORD $0xef72 // VCVTNEPS2BF16 Z15, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3542
+	JEQ           usual4229
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z5
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1836,68 +2554,124 @@ unusual3535:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3542:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3544
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3543
+usual4229:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4230
+	VPSUBW    (BX)(CX*2), Y5, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3544:
+noted4230:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4232
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4231
+
+ordinary4232:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3543:
-	JMP done3541
+stored4231:
+	JMP done4228
 
-fp163539:
+fp164226:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3546
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored3545
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4233
+	VPSUBW    (BX)(CX*2), Y14, Y5
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y5, K1
+	VPABSW    Y5, Y5
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y5, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y5
+	VMOVDQU16 Y5, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3546:
+noted4233:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4235
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored4234
+
+ordinary4235:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored3545:
-	JMP done3541
+stored4234:
+	JMP done4228
 
-fp323540:
-done3541:
-stored3536:
+fp324227:
+done4228:
+stored4222:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3533:
+check4219:
 	CMPQ CX, R10
-	JB   next3532
+	JB   next4218
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3532
+	JB   next4218
 
-done3501:
+done4181:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z1, (AX)
 	VMOVDQU32 Z2, 64(AX)
 	VMOVDQU32 Z3, 256(AX)
 	VMOVDQU32 Z4, 320(AX)
-	JMP       updated3497
+	JMP       updated4177
 
-plain3496:
+plain4176:
 	CMPQ CX, $0x01
-	JE   fp163548
-	JA   fp323549
+	JE   fp164237
+	JA   fp324238
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3552
+	JMP  check4241
 
-next3551:
+next4240:
 	TESTQ     AX, AX
-	JEQ       kept3553
+	JEQ       kept4242
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1907,7 +2681,7 @@ next3551:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3553:
+kept4242:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -1932,11 +2706,11 @@ kept3553:
 	VMOVUPS       Z5, (R8)(CX*4)
 	VMOVUPS       Z4, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3554
+	JNE           unusual4243
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3556
+	JEQ           usual4245
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -1946,20 +2720,48 @@ kept3553:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3556:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3555
+usual4245:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4246
+	VPSUBW    (BX)(CX*2), Y1, Y4
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y4, K1
+	VPABSW    Y4, Y4
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y4, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y4, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y4
+	VMOVDQU16 Y4, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3554:
+noted4246:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4244
+
+unusual4243:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163558
-	JA            fp323559
+	JE            fp164248
+	JA            fp324249
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3561
+	JEQ           usual4251
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -1969,57 +2771,113 @@ unusual3554:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3561:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3563
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3562
+usual4251:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4252
+	VPSUBW    (BX)(CX*2), Y1, Y4
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y4, K1
+	VPABSW    Y4, Y4
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y4, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y4, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y4
+	VMOVDQU16 Y4, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3563:
+noted4252:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4254
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4253
+
+ordinary4254:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3562:
-	JMP done3560
+stored4253:
+	JMP done4250
 
-fp163558:
+fp164248:
 	VPXORD    Y3, Y3, Y3
 	VCVTPS2PH $0x00, Z4, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3565
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored3564
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4255
+	VPSUBW    (BX)(CX*2), Y3, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3565:
+noted4255:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4257
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored4256
+
+ordinary4257:
 	VMOVDQU32 Y3, (BX)(CX*2)
 
-stored3564:
-	JMP done3560
+stored4256:
+	JMP done4250
 
-fp323559:
-done3560:
-stored3555:
+fp324249:
+done4250:
+stored4244:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3552:
+check4241:
 	CMPQ CX, R10
-	JB   next3551
+	JB   next4240
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3551
-	JMP  done3550
+	JB   next4240
+	JMP  done4239
 
-fp163548:
+fp164237:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3567
+	JMP  check4259
 
-next3566:
+next4258:
 	TESTQ     AX, AX
-	JEQ       kept3568
+	JEQ       kept4260
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2029,7 +2887,7 @@ next3566:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3568:
+kept4260:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -2053,11 +2911,11 @@ kept3568:
 	VMOVUPS       Z5, (R8)(CX*4)
 	VMOVUPS       Z4, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3569
+	JNE           unusual4261
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3571
+	JEQ           usual4263
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -2067,20 +2925,48 @@ kept3568:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3571:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3570
+usual4263:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4264
+	VPSUBW    (BX)(CX*2), Y1, Y4
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y4, K1
+	VPABSW    Y4, Y4
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y4, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y4, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y4
+	VMOVDQU16 Y4, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3569:
+noted4264:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4262
+
+unusual4261:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163573
-	JA            fp323574
+	JE            fp164266
+	JA            fp324267
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3576
+	JEQ           usual4269
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -2090,57 +2976,113 @@ unusual3569:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3576:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3578
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3577
+usual4269:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4270
+	VPSUBW    (BX)(CX*2), Y1, Y4
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y4, K1
+	VPABSW    Y4, Y4
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y4, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y4, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y4
+	VMOVDQU16 Y4, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3578:
+noted4270:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4272
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4271
+
+ordinary4272:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3577:
-	JMP done3575
+stored4271:
+	JMP done4268
 
-fp163573:
+fp164266:
 	VPXORD    Y3, Y3, Y3
 	VCVTPS2PH $0x00, Z4, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3580
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored3579
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4273
+	VPSUBW    (BX)(CX*2), Y3, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3580:
+noted4273:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4275
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored4274
+
+ordinary4275:
 	VMOVDQU32 Y3, (BX)(CX*2)
 
-stored3579:
-	JMP done3575
+stored4274:
+	JMP done4268
 
-fp323574:
-done3575:
-stored3570:
+fp324267:
+done4268:
+stored4262:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3567:
+check4259:
 	CMPQ CX, R10
-	JB   next3566
+	JB   next4258
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3566
-	JMP  done3550
+	JB   next4258
+	JMP  done4239
 
-fp323549:
+fp324238:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3582
+	JMP  check4277
 
-next3581:
+next4276:
 	TESTQ     AX, AX
-	JEQ       kept3583
+	JEQ       kept4278
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2150,7 +3092,7 @@ next3581:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3583:
+kept4278:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
@@ -2174,11 +3116,11 @@ kept3583:
 	VMOVUPS       Z5, (R8)(CX*4)
 	VMOVUPS       Z4, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3584
+	JNE           unusual4279
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3586
+	JEQ           usual4281
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -2188,20 +3130,48 @@ kept3583:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3586:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3585
+usual4281:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4282
+	VPSUBW    (BX)(CX*2), Y1, Y4
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y4, K1
+	VPABSW    Y4, Y4
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y4, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y4, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y4
+	VMOVDQU16 Y4, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3584:
+noted4282:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4280
+
+unusual4279:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163588
-	JA            fp323589
+	JE            fp164284
+	JA            fp324285
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3591
+	JEQ           usual4287
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -2211,55 +3181,111 @@ unusual3584:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3591:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3593
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3592
+usual4287:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4288
+	VPSUBW    (BX)(CX*2), Y1, Y4
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y4, K1
+	VPABSW    Y4, Y4
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y4, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y4, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y4
+	VMOVDQU16 Y4, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3593:
+noted4288:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4290
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4289
+
+ordinary4290:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3592:
-	JMP done3590
+stored4289:
+	JMP done4286
 
-fp163588:
+fp164284:
 	VPXORD    Y3, Y3, Y3
 	VCVTPS2PH $0x00, Z4, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3595
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored3594
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4291
+	VPSUBW    (BX)(CX*2), Y3, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3595:
+noted4291:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4293
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored4292
+
+ordinary4293:
 	VMOVDQU32 Y3, (BX)(CX*2)
 
-stored3594:
-	JMP done3590
+stored4292:
+	JMP done4286
 
-fp323589:
-done3590:
-stored3585:
+fp324285:
+done4286:
+stored4280:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3582:
+check4277:
 	CMPQ CX, R10
-	JB   next3581
+	JB   next4276
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3581
+	JB   next4276
 
-done3550:
-updated3497:
+done4239:
+updated4177:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adagradFP32FP32AVX512BF16(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
 TEXT ·adagradFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -2280,10 +3306,10 @@ TEXT ·adagradFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned3596
+	JEQ       aligned4294
 	ORQ       $0x04, DI
 
-aligned3596:
+aligned4294:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 448(AX), Z0
@@ -2301,23 +3327,23 @@ aligned3596:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain3597
+	JEQ     plain4295
 	VPXORQ  Z1, Z1, Z1
 	VPXORQ  Z2, Z2, Z2
 	VPXORQ  Z3, Z3, Z3
 	VPXORQ  Z4, Z4, Z4
 	CMPQ    CX, $0x01
-	JE      fp163600
-	JA      fp323601
+	JE      fp164298
+	JA      fp324299
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check3604
+	JMP     check4302
 
-next3603:
+next4301:
 	TESTQ     AX, AX
-	JEQ       kept3605
+	JEQ       kept4303
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z9
@@ -2327,7 +3353,7 @@ next3603:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3605:
+kept4303:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -2349,11 +3375,11 @@ kept3605:
 	VMOVUPS       Z10, (SI)(CX*4)
 	VPADDQ        Z10, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3606
+	JNE           unusual4304
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487e5262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y9
 	KORTESTW      K1, K1
-	JEQ           usual3608
+	JEQ           usual4306
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z9
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2363,20 +3389,48 @@ kept3605:
 	VPMOVDW       Z9, Y9
 	VMOVDQU32     Y9, Y9
 
-usual3608:
-	VMOVNTDQ Y9, (BX)(CX*2)
-	JMP      stored3607
+usual4306:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4307
+	VPSUBW    (BX)(CX*2), Y9, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3606:
+noted4307:
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored4305
+
+unusual4304:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163610
-	JA            fp323611
+	JE            fp164309
+	JA            fp324310
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487e5262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y9
 	KORTESTW      K1, K1
-	JEQ           usual3613
+	JEQ           usual4312
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z9
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2386,57 +3440,113 @@ unusual3606:
 	VPMOVDW       Z9, Y9
 	VMOVDQU32     Y9, Y9
 
-usual3613:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3615
-	VMOVNTDQ Y9, (BX)(CX*2)
-	JMP      stored3614
+usual4312:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4313
+	VPSUBW    (BX)(CX*2), Y9, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3615:
+noted4313:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4315
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored4314
+
+ordinary4315:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored3614:
-	JMP done3612
+stored4314:
+	JMP done4311
 
-fp163610:
+fp164309:
 	VPXORD    Y5, Y5, Y5
 	VCVTPS2PH $0x00, Z10, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3617
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored3616
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4316
+	VPSUBW    (BX)(CX*2), Y5, Y9
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y9, K1
+	VPABSW    Y9, Y9
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y9, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y9, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y9
+	VMOVDQU16 Y9, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3617:
+noted4316:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4318
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4317
+
+ordinary4318:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3616:
-	JMP done3612
+stored4317:
+	JMP done4311
 
-fp323611:
-done3612:
-stored3607:
+fp324310:
+done4311:
+stored4305:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3604:
+check4302:
 	CMPQ CX, R10
-	JB   next3603
+	JB   next4301
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3603
-	JMP  done3602
+	JB   next4301
+	JMP  done4300
 
-fp163600:
+fp164298:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3619
+	JMP  check4320
 
-next3618:
+next4319:
 	TESTQ     AX, AX
-	JEQ       kept3620
+	JEQ       kept4321
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -2446,7 +3556,7 @@ next3618:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3620:
+kept4321:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -2467,11 +3577,11 @@ kept3620:
 	VMOVUPS       Z10, (SI)(CX*4)
 	VPADDQ        Z10, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3621
+	JNE           unusual4322
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xea72 // VCVTNEPS2BF16 Z10, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3623
+	JEQ           usual4324
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z5
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2481,20 +3591,48 @@ kept3620:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3623:
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3622
+usual4324:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4325
+	VPSUBW    (BX)(CX*2), Y5, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3621:
+noted4325:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4323
+
+unusual4322:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163625
-	JA            fp323626
+	JE            fp164327
+	JA            fp324328
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xea72 // VCVTNEPS2BF16 Z10, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3628
+	JEQ           usual4330
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z5
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2504,57 +3642,113 @@ unusual3621:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3628:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3630
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3629
+usual4330:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4331
+	VPSUBW    (BX)(CX*2), Y5, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3630:
+noted4331:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4333
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4332
+
+ordinary4333:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3629:
-	JMP done3627
+stored4332:
+	JMP done4329
 
-fp163625:
+fp164327:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3632
-	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored3631
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4334
+	VPSUBW    (BX)(CX*2), Y9, Y5
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y5, K1
+	VPABSW    Y5, Y5
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y5, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y5
+	VMOVDQU16 Y5, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3632:
+noted4334:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4336
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored4335
+
+ordinary4336:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored3631:
-	JMP done3627
+stored4335:
+	JMP done4329
 
-fp323626:
-done3627:
-stored3622:
+fp324328:
+done4329:
+stored4323:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3619:
+check4320:
 	CMPQ CX, R10
-	JB   next3618
+	JB   next4319
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3618
-	JMP  done3602
+	JB   next4319
+	JMP  done4300
 
-fp323601:
+fp324299:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3634
+	JMP  check4338
 
-next3633:
+next4337:
 	TESTQ     AX, AX
-	JEQ       kept3635
+	JEQ       kept4339
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -2564,7 +3758,7 @@ next3633:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3635:
+kept4339:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -2585,11 +3779,11 @@ kept3635:
 	VMOVUPS       Z10, (SI)(CX*4)
 	VPADDQ        Z10, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3636
+	JNE           unusual4340
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xea72 // VCVTNEPS2BF16 Z10, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3638
+	JEQ           usual4342
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z5
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2599,20 +3793,48 @@ kept3635:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3638:
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3637
+usual4342:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4343
+	VPSUBW    (BX)(CX*2), Y5, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3636:
+noted4343:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4341
+
+unusual4340:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163640
-	JA            fp323641
+	JE            fp164345
+	JA            fp324346
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xea72 // VCVTNEPS2BF16 Z10, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3643
+	JEQ           usual4348
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z5
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2622,68 +3844,124 @@ unusual3636:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3643:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3645
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3644
+usual4348:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4349
+	VPSUBW    (BX)(CX*2), Y5, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3645:
+noted4349:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4351
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4350
+
+ordinary4351:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3644:
-	JMP done3642
+stored4350:
+	JMP done4347
 
-fp163640:
+fp164345:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3647
-	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored3646
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4352
+	VPSUBW    (BX)(CX*2), Y9, Y5
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y5, K1
+	VPABSW    Y5, Y5
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y5, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y5
+	VMOVDQU16 Y5, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3647:
+noted4352:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4354
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored4353
+
+ordinary4354:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored3646:
-	JMP done3642
+stored4353:
+	JMP done4347
 
-fp323641:
-done3642:
-stored3637:
+fp324346:
+done4347:
+stored4341:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3634:
+check4338:
 	CMPQ CX, R10
-	JB   next3633
+	JB   next4337
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3633
+	JB   next4337
 
-done3602:
+done4300:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z1, (AX)
 	VMOVDQU32 Z2, 64(AX)
 	VMOVDQU32 Z3, 256(AX)
 	VMOVDQU32 Z4, 320(AX)
-	JMP       updated3598
+	JMP       updated4296
 
-plain3597:
+plain4295:
 	CMPQ CX, $0x01
-	JE   fp163649
-	JA   fp323650
+	JE   fp164356
+	JA   fp324357
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3653
+	JMP  check4360
 
-next3652:
+next4359:
 	TESTQ     AX, AX
-	JEQ       kept3654
+	JEQ       kept4361
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2693,7 +3971,7 @@ next3652:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3654:
+kept4361:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -2711,11 +3989,11 @@ kept3654:
 	VFMADD231PS   Z6, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3655
+	JNE           unusual4362
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3657
+	JEQ           usual4364
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2725,20 +4003,48 @@ kept3654:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3657:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3656
+usual4364:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4365
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3655:
+noted4365:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4363
+
+unusual4362:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163659
-	JA            fp323660
+	JE            fp164367
+	JA            fp324368
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3662
+	JEQ           usual4370
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2748,57 +4054,113 @@ unusual3655:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3662:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3664
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3663
+usual4370:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4371
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3664:
+noted4371:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4373
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4372
+
+ordinary4373:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3663:
-	JMP done3661
+stored4372:
+	JMP done4369
 
-fp163659:
+fp164367:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3666
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3665
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4374
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3666:
+noted4374:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4376
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4375
+
+ordinary4376:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3665:
-	JMP done3661
+stored4375:
+	JMP done4369
 
-fp323660:
-done3661:
-stored3656:
+fp324368:
+done4369:
+stored4363:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3653:
+check4360:
 	CMPQ CX, R10
-	JB   next3652
+	JB   next4359
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3652
-	JMP  done3651
+	JB   next4359
+	JMP  done4358
 
-fp163649:
+fp164356:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3668
+	JMP  check4378
 
-next3667:
+next4377:
 	TESTQ     AX, AX
-	JEQ       kept3669
+	JEQ       kept4379
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2808,7 +4170,7 @@ next3667:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3669:
+kept4379:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -2825,11 +4187,11 @@ kept3669:
 	VFMADD231PS   Z6, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3670
+	JNE           unusual4380
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3672
+	JEQ           usual4382
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2839,20 +4201,48 @@ kept3669:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3672:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3671
+usual4382:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4383
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3670:
+noted4383:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4381
+
+unusual4380:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163674
-	JA            fp323675
+	JE            fp164385
+	JA            fp324386
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3677
+	JEQ           usual4388
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2862,57 +4252,113 @@ unusual3670:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3677:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3679
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3678
+usual4388:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4389
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3679:
+noted4389:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4391
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4390
+
+ordinary4391:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3678:
-	JMP done3676
+stored4390:
+	JMP done4387
 
-fp163674:
+fp164385:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3681
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3680
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4392
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3681:
+noted4392:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4394
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4393
+
+ordinary4394:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3680:
-	JMP done3676
+stored4393:
+	JMP done4387
 
-fp323675:
-done3676:
-stored3671:
+fp324386:
+done4387:
+stored4381:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3668:
+check4378:
 	CMPQ CX, R10
-	JB   next3667
+	JB   next4377
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3667
-	JMP  done3651
+	JB   next4377
+	JMP  done4358
 
-fp323650:
+fp324357:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3683
+	JMP  check4396
 
-next3682:
+next4395:
 	TESTQ     AX, AX
-	JEQ       kept3684
+	JEQ       kept4397
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2922,7 +4368,7 @@ next3682:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3684:
+kept4397:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
@@ -2939,11 +4385,11 @@ kept3684:
 	VFMADD231PS   Z6, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3685
+	JNE           unusual4398
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3687
+	JEQ           usual4400
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2953,20 +4399,48 @@ kept3684:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3687:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3686
+usual4400:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4401
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3685:
+noted4401:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4399
+
+unusual4398:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163689
-	JA            fp323690
+	JE            fp164403
+	JA            fp324404
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3692
+	JEQ           usual4406
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2976,55 +4450,111 @@ unusual3685:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3692:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3694
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3693
+usual4406:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4407
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3694:
+noted4407:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4409
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4408
+
+ordinary4409:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3693:
-	JMP done3691
+stored4408:
+	JMP done4405
 
-fp163689:
+fp164403:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3696
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3695
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4410
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3696:
+noted4410:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4412
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4411
+
+ordinary4412:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3695:
-	JMP done3691
+stored4411:
+	JMP done4405
 
-fp323690:
-done3691:
-stored3686:
+fp324404:
+done4405:
+stored4399:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3683:
+check4396:
 	CMPQ CX, R10
-	JB   next3682
+	JB   next4395
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3682
+	JB   next4395
 
-done3651:
-updated3598:
+done4358:
+updated4296:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func sgdFP32FP32AVX512BF16(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
 TEXT ·sgdFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -3045,10 +4575,10 @@ TEXT ·sgdFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned3697
+	JEQ       aligned4413
 	ORQ       $0x04, DI
 
-aligned3697:
+aligned4413:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z0
@@ -3070,23 +4600,23 @@ aligned3697:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain3698
+	JEQ     plain4414
 	VPXORQ  Z1, Z1, Z1
 	VPXORQ  Z2, Z2, Z2
 	VPXORQ  Z3, Z3, Z3
 	VPXORQ  Z4, Z4, Z4
 	CMPQ    CX, $0x01
-	JE      fp163701
-	JA      fp323702
+	JE      fp164417
+	JA      fp324418
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check3705
+	JMP     check4421
 
-next3704:
+next4420:
 	TESTQ     AX, AX
-	JEQ       kept3706
+	JEQ       kept4422
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z13
@@ -3096,7 +4626,7 @@ next3704:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3706:
+kept4422:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -3118,11 +4648,11 @@ kept3706:
 	VMOVUPS       Z14, (SI)(CX*4)
 	VPADDQ        Z14, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3707
+	JNE           unusual4423
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487e5262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y13
 	KORTESTW      K1, K1
-	JEQ           usual3709
+	JEQ           usual4425
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z13
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3132,20 +4662,48 @@ kept3706:
 	VPMOVDW       Z13, Y13
 	VMOVDQU32     Y13, Y13
 
-usual3709:
-	VMOVNTDQ Y13, (BX)(CX*2)
-	JMP      stored3708
+usual4425:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4426
+	VPSUBW    (BX)(CX*2), Y13, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3707:
+noted4426:
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored4424
+
+unusual4423:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163711
-	JA            fp323712
+	JE            fp164428
+	JA            fp324429
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487e5262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y13
 	KORTESTW      K1, K1
-	JEQ           usual3714
+	JEQ           usual4431
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z13
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3155,57 +4713,113 @@ unusual3707:
 	VPMOVDW       Z13, Y13
 	VMOVDQU32     Y13, Y13
 
-usual3714:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3716
-	VMOVNTDQ Y13, (BX)(CX*2)
-	JMP      stored3715
+usual4431:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4432
+	VPSUBW    (BX)(CX*2), Y13, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3716:
+noted4432:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4434
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored4433
+
+ordinary4434:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored3715:
-	JMP done3713
+stored4433:
+	JMP done4430
 
-fp163711:
+fp164428:
 	VPXORD    Y5, Y5, Y5
 	VCVTPS2PH $0x00, Z14, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3718
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored3717
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4435
+	VPSUBW    (BX)(CX*2), Y5, Y13
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y13, K1
+	VPABSW    Y13, Y13
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y13, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y13
+	VMOVDQU16 Y13, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3718:
+noted4435:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4437
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4436
+
+ordinary4437:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3717:
-	JMP done3713
+stored4436:
+	JMP done4430
 
-fp323712:
-done3713:
-stored3708:
+fp324429:
+done4430:
+stored4424:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3705:
+check4421:
 	CMPQ CX, R10
-	JB   next3704
+	JB   next4420
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3704
-	JMP  done3703
+	JB   next4420
+	JMP  done4419
 
-fp163701:
+fp164417:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3720
+	JMP  check4439
 
-next3719:
+next4438:
 	TESTQ     AX, AX
-	JEQ       kept3721
+	JEQ       kept4440
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -3215,7 +4829,7 @@ next3719:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3721:
+kept4440:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -3236,11 +4850,11 @@ kept3721:
 	VMOVUPS       Z14, (SI)(CX*4)
 	VPADDQ        Z14, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3722
+	JNE           unusual4441
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487ed262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3724
+	JEQ           usual4443
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z5
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3250,20 +4864,48 @@ kept3721:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3724:
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3723
+usual4443:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4444
+	VPSUBW    (BX)(CX*2), Y5, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3722:
+noted4444:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4442
+
+unusual4441:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163726
-	JA            fp323727
+	JE            fp164446
+	JA            fp324447
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487ed262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3729
+	JEQ           usual4449
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z5
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3273,57 +4915,113 @@ unusual3722:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3729:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3731
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3730
+usual4449:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4450
+	VPSUBW    (BX)(CX*2), Y5, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3731:
+noted4450:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4452
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4451
+
+ordinary4452:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3730:
-	JMP done3728
+stored4451:
+	JMP done4448
 
-fp163726:
+fp164446:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3733
-	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored3732
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4453
+	VPSUBW    (BX)(CX*2), Y13, Y5
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y5, K1
+	VPABSW    Y5, Y5
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y5, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y5
+	VMOVDQU16 Y5, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3733:
+noted4453:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4455
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored4454
+
+ordinary4455:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored3732:
-	JMP done3728
+stored4454:
+	JMP done4448
 
-fp323727:
-done3728:
-stored3723:
+fp324447:
+done4448:
+stored4442:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3720:
+check4439:
 	CMPQ CX, R10
-	JB   next3719
+	JB   next4438
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3719
-	JMP  done3703
+	JB   next4438
+	JMP  done4419
 
-fp323702:
+fp324418:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3735
+	JMP  check4457
 
-next3734:
+next4456:
 	TESTQ     AX, AX
-	JEQ       kept3736
+	JEQ       kept4458
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -3333,7 +5031,7 @@ next3734:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3736:
+kept4458:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -3354,11 +5052,11 @@ kept3736:
 	VMOVUPS       Z14, (SI)(CX*4)
 	VPADDQ        Z14, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3737
+	JNE           unusual4459
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487ed262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3739
+	JEQ           usual4461
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z5
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3368,20 +5066,48 @@ kept3736:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3739:
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3738
+usual4461:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4462
+	VPSUBW    (BX)(CX*2), Y5, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3737:
+noted4462:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4460
+
+unusual4459:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163741
-	JA            fp323742
+	JE            fp164464
+	JA            fp324465
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487ed262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3744
+	JEQ           usual4467
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z5
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3391,68 +5117,124 @@ unusual3737:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3744:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3746
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3745
+usual4467:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4468
+	VPSUBW    (BX)(CX*2), Y5, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3746:
+noted4468:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4470
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4469
+
+ordinary4470:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3745:
-	JMP done3743
+stored4469:
+	JMP done4466
 
-fp163741:
+fp164464:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3748
-	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored3747
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4471
+	VPSUBW    (BX)(CX*2), Y13, Y5
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y5, K1
+	VPABSW    Y5, Y5
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y5, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y5
+	VMOVDQU16 Y5, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3748:
+noted4471:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4473
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored4472
+
+ordinary4473:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored3747:
-	JMP done3743
+stored4472:
+	JMP done4466
 
-fp323742:
-done3743:
-stored3738:
+fp324465:
+done4466:
+stored4460:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3735:
+check4457:
 	CMPQ CX, R10
-	JB   next3734
+	JB   next4456
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3734
+	JB   next4456
 
-done3703:
+done4419:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z1, (AX)
 	VMOVDQU32 Z2, 64(AX)
 	VMOVDQU32 Z3, 256(AX)
 	VMOVDQU32 Z4, 320(AX)
-	JMP       updated3699
+	JMP       updated4415
 
-plain3698:
+plain4414:
 	CMPQ CX, $0x01
-	JE   fp163750
-	JA   fp323751
+	JE   fp164475
+	JA   fp324476
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3754
+	JMP  check4479
 
-next3753:
+next4478:
 	TESTQ     AX, AX
-	JEQ       kept3755
+	JEQ       kept4480
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -3462,7 +5244,7 @@ next3753:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3755:
+kept4480:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -3480,11 +5262,11 @@ kept3755:
 	VFMADD231PS   Z9, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3756
+	JNE           unusual4481
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3758
+	JEQ           usual4483
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3494,20 +5276,48 @@ kept3755:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3758:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3757
+usual4483:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4484
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3756:
+noted4484:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4482
+
+unusual4481:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163760
-	JA            fp323761
+	JE            fp164486
+	JA            fp324487
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3763
+	JEQ           usual4489
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3517,57 +5327,113 @@ unusual3756:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3763:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3765
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3764
+usual4489:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4490
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3765:
+noted4490:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4492
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4491
+
+ordinary4492:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3764:
-	JMP done3762
+stored4491:
+	JMP done4488
 
-fp163760:
+fp164486:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3767
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3766
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4493
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3767:
+noted4493:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4495
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4494
+
+ordinary4495:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3766:
-	JMP done3762
+stored4494:
+	JMP done4488
 
-fp323761:
-done3762:
-stored3757:
+fp324487:
+done4488:
+stored4482:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3754:
+check4479:
 	CMPQ CX, R10
-	JB   next3753
+	JB   next4478
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3753
-	JMP  done3752
+	JB   next4478
+	JMP  done4477
 
-fp163750:
+fp164475:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3769
+	JMP  check4497
 
-next3768:
+next4496:
 	TESTQ     AX, AX
-	JEQ       kept3770
+	JEQ       kept4498
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -3577,7 +5443,7 @@ next3768:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3770:
+kept4498:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -3594,11 +5460,11 @@ kept3770:
 	VFMADD231PS   Z9, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3771
+	JNE           unusual4499
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3773
+	JEQ           usual4501
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3608,20 +5474,48 @@ kept3770:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3773:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3772
+usual4501:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4502
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3771:
+noted4502:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4500
+
+unusual4499:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163775
-	JA            fp323776
+	JE            fp164504
+	JA            fp324505
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3778
+	JEQ           usual4507
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3631,57 +5525,113 @@ unusual3771:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3778:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3780
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3779
+usual4507:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4508
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3780:
+noted4508:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4510
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4509
+
+ordinary4510:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3779:
-	JMP done3777
+stored4509:
+	JMP done4506
 
-fp163775:
+fp164504:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3782
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3781
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4511
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3782:
+noted4511:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4513
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4512
+
+ordinary4513:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3781:
-	JMP done3777
+stored4512:
+	JMP done4506
 
-fp323776:
-done3777:
-stored3772:
+fp324505:
+done4506:
+stored4500:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3769:
+check4497:
 	CMPQ CX, R10
-	JB   next3768
+	JB   next4496
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3768
-	JMP  done3752
+	JB   next4496
+	JMP  done4477
 
-fp323751:
+fp324476:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3784
+	JMP  check4515
 
-next3783:
+next4514:
 	TESTQ     AX, AX
-	JEQ       kept3785
+	JEQ       kept4516
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -3691,7 +5641,7 @@ next3783:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3785:
+kept4516:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
@@ -3708,11 +5658,11 @@ kept3785:
 	VFMADD231PS   Z9, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3786
+	JNE           unusual4517
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3788
+	JEQ           usual4519
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3722,20 +5672,48 @@ kept3785:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3788:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3787
+usual4519:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4520
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3786:
+noted4520:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4518
+
+unusual4517:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163790
-	JA            fp323791
+	JE            fp164522
+	JA            fp324523
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3793
+	JEQ           usual4525
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3745,55 +5723,111 @@ unusual3786:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3793:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3795
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3794
+usual4525:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4526
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3795:
+noted4526:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4528
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4527
+
+ordinary4528:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3794:
-	JMP done3792
+stored4527:
+	JMP done4524
 
-fp163790:
+fp164522:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3797
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3796
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4529
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3797:
+noted4529:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4531
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4530
+
+ordinary4531:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3796:
-	JMP done3792
+stored4530:
+	JMP done4524
 
-fp323791:
-done3792:
-stored3787:
+fp324523:
+done4524:
+stored4518:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3784:
+check4515:
 	CMPQ CX, R10
-	JB   next3783
+	JB   next4514
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3783
+	JB   next4514
 
-done3752:
-updated3699:
+done4477:
+updated4415:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adamFP32BF16AVX512BF16(a *Arguments)
-// Requires: AVX, AVX512F, AVX512_BF16, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
 TEXT ·adamFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -3817,10 +5851,10 @@ TEXT ·adamFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned3798
+	JEQ       aligned4532
 	ORQ       $0x04, DI
 
-aligned3798:
+aligned4532:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -3849,7 +5883,7 @@ aligned3798:
 	MOVQ         a+0(FP), R13
 	MOVQ         40(R13), R13
 	TESTQ        R13, R13
-	JEQ          plain3799
+	JEQ          plain4533
 	VPXORQ       Z15, Z15, Z15
 	VPXORQ       Z16, Z16, Z16
 	VPXORQ       Z17, Z17, Z17
@@ -3857,17 +5891,17 @@ aligned3798:
 	VPXORQ       Z19, Z19, Z19
 	VPXORQ       Z20, Z20, Z20
 	CMPQ         CX, $0x01
-	JE           fp163802
-	JA           fp323803
+	JE           fp164536
+	JA           fp324537
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check3806
+	JMP          check4540
 
-next3805:
+next4539:
 	TESTQ     AX, AX
-	JEQ       kept3807
+	JEQ       kept4541
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z21
@@ -3881,7 +5915,7 @@ next3805:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3807:
+kept4541:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -3957,11 +5991,11 @@ kept3807:
 	VMOVUPS        Z23, 64(SI)(CX*4)
 	VPADDQ         Z23, Z16, Z16
 	TESTQ          DI, DI
-	JNE            unusual3808
+	JNE            unusual4542
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3810
+	JEQ            usual4544
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -3976,20 +6010,71 @@ kept3807:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3810:
-	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3809
+usual4544:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4545
+	VPSUBW        (BX)(CX*2), Y21, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z21, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual3808:
+noted4545:
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored4543
+
+unusual4542:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163812
-	JA             fp323813
+	JE             fp164547
+	JA             fp324548
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3815
+	JEQ            usual4550
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -4004,63 +6089,165 @@ unusual3808:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3815:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3817
-	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3816
+usual4550:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4551
+	VPSUBW        (BX)(CX*2), Y21, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z21, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3817:
+noted4551:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4553
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored4552
+
+ordinary4553:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored3816:
-	JMP done3814
+stored4552:
+	JMP done4549
 
-fp163812:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
-	VPERMI2PS    Z27, Z26, Z21
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
-	VPERMI2PS    Z27, Z26, Z23
-	VPXORD       Z22, Z22, Z22
-	VCVTPS2PH    $0x00, Z21, Y22
-	VCVTPS2PH    $0x00, Z23, Y21
-	VINSERTI64X4 $0x01, Y21, Z22, Z22
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3819
-	VMOVNTDQ     Z22, (BX)(CX*2)
-	JMP          stored3818
+fp164547:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
+	VPERMI2PS     Z27, Z26, Z21
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
+	VPERMI2PS     Z27, Z26, Z23
+	VPXORD        Z22, Z22, Z22
+	VCVTPS2PH     $0x00, Z21, Y22
+	VCVTPS2PH     $0x00, Z23, Y21
+	VINSERTI64X4  $0x01, Y21, Z22, Z22
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4554
+	VPSUBW        (BX)(CX*2), Y22, Y21
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y21, K1
+	VPABSW        Y21, Y21
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y21, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y21, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y21
+	VMOVDQU16     Y21, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z22, Y21
+	VPSUBW        32(BX)(CX*2), Y21, Y21
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y21, K1
+	VPABSW        Y21, Y21
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y21, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y21, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y21
+	VMOVDQU16     Y21, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3819:
+noted4554:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4556
+	VMOVNTDQ Z22, (BX)(CX*2)
+	JMP      stored4555
+
+ordinary4556:
 	VMOVDQU32 Z22, (BX)(CX*2)
 
-stored3818:
-	JMP done3814
+stored4555:
+	JMP done4549
 
-fp323813:
-done3814:
-stored3809:
+fp324548:
+done4549:
+stored4543:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3806:
+check4540:
 	CMPQ CX, R11
-	JB   next3805
+	JB   next4539
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3805
-	JMP  done3804
+	JB   next4539
+	JMP  done4538
 
-fp163802:
+fp164536:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3821
+	JMP  check4558
 
-next3820:
+next4557:
 	TESTQ     AX, AX
-	JEQ       kept3822
+	JEQ       kept4559
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z21
@@ -4074,7 +6261,7 @@ next3820:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3822:
+kept4559:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -4153,11 +6340,11 @@ kept3822:
 	VMOVUPS        Z23, 64(SI)(CX*4)
 	VPADDQ         Z23, Z16, Z16
 	TESTQ          DI, DI
-	JNE            unusual3823
+	JNE            unusual4560
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3825
+	JEQ            usual4562
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -4172,20 +6359,71 @@ kept3822:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3825:
-	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3824
+usual4562:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4563
+	VPSUBW        (BX)(CX*2), Y21, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z21, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual3823:
+noted4563:
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored4561
+
+unusual4560:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163827
-	JA             fp323828
+	JE             fp164565
+	JA             fp324566
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3830
+	JEQ            usual4568
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -4200,63 +6438,165 @@ unusual3823:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3830:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3832
-	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3831
+usual4568:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4569
+	VPSUBW        (BX)(CX*2), Y21, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z21, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3832:
+noted4569:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4571
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored4570
+
+ordinary4571:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored3831:
-	JMP done3829
+stored4570:
+	JMP done4567
 
-fp163827:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
-	VPERMI2PS    Z27, Z26, Z21
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
-	VPERMI2PS    Z27, Z26, Z23
-	VPXORD       Z22, Z22, Z22
-	VCVTPS2PH    $0x00, Z21, Y22
-	VCVTPS2PH    $0x00, Z23, Y21
-	VINSERTI64X4 $0x01, Y21, Z22, Z22
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3834
-	VMOVNTDQ     Z22, (BX)(CX*2)
-	JMP          stored3833
+fp164565:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
+	VPERMI2PS     Z27, Z26, Z21
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
+	VPERMI2PS     Z27, Z26, Z23
+	VPXORD        Z22, Z22, Z22
+	VCVTPS2PH     $0x00, Z21, Y22
+	VCVTPS2PH     $0x00, Z23, Y21
+	VINSERTI64X4  $0x01, Y21, Z22, Z22
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4572
+	VPSUBW        (BX)(CX*2), Y22, Y21
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y21, K1
+	VPABSW        Y21, Y21
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y21, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y21, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y21
+	VMOVDQU16     Y21, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z22, Y21
+	VPSUBW        32(BX)(CX*2), Y21, Y21
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y21, K1
+	VPABSW        Y21, Y21
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y21, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y21, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y21
+	VMOVDQU16     Y21, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3834:
+noted4572:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4574
+	VMOVNTDQ Z22, (BX)(CX*2)
+	JMP      stored4573
+
+ordinary4574:
 	VMOVDQU32 Z22, (BX)(CX*2)
 
-stored3833:
-	JMP done3829
+stored4573:
+	JMP done4567
 
-fp323828:
-done3829:
-stored3824:
+fp324566:
+done4567:
+stored4561:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3821:
+check4558:
 	CMPQ CX, R11
-	JB   next3820
+	JB   next4557
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3820
-	JMP  done3804
+	JB   next4557
+	JMP  done4538
 
-fp323803:
+fp324537:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3836
+	JMP  check4576
 
-next3835:
+next4575:
 	TESTQ     AX, AX
-	JEQ       kept3837
+	JEQ       kept4577
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z21
@@ -4270,7 +6610,7 @@ next3835:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3837:
+kept4577:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -4350,11 +6690,11 @@ kept3837:
 	VMOVUPS        Z23, 64(SI)(CX*4)
 	VPADDQ         Z23, Z16, Z16
 	TESTQ          DI, DI
-	JNE            unusual3838
+	JNE            unusual4578
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3840
+	JEQ            usual4580
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -4369,20 +6709,71 @@ kept3837:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3840:
-	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3839
+usual4580:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4581
+	VPSUBW        (BX)(CX*2), Y21, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z21, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual3838:
+noted4581:
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored4579
+
+unusual4578:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163842
-	JA             fp323843
+	JE             fp164583
+	JA             fp324584
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3845
+	JEQ            usual4586
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -4397,53 +6788,155 @@ unusual3838:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3845:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3847
-	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3846
+usual4586:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4587
+	VPSUBW        (BX)(CX*2), Y21, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z21, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3847:
+noted4587:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4589
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored4588
+
+ordinary4589:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored3846:
-	JMP done3844
+stored4588:
+	JMP done4585
 
-fp163842:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
-	VPERMI2PS    Z27, Z26, Z21
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
-	VPERMI2PS    Z27, Z26, Z23
-	VPXORD       Z22, Z22, Z22
-	VCVTPS2PH    $0x00, Z21, Y22
-	VCVTPS2PH    $0x00, Z23, Y21
-	VINSERTI64X4 $0x01, Y21, Z22, Z22
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3849
-	VMOVNTDQ     Z22, (BX)(CX*2)
-	JMP          stored3848
+fp164583:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
+	VPERMI2PS     Z27, Z26, Z21
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
+	VPERMI2PS     Z27, Z26, Z23
+	VPXORD        Z22, Z22, Z22
+	VCVTPS2PH     $0x00, Z21, Y22
+	VCVTPS2PH     $0x00, Z23, Y21
+	VINSERTI64X4  $0x01, Y21, Z22, Z22
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4590
+	VPSUBW        (BX)(CX*2), Y22, Y21
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y21, K1
+	VPABSW        Y21, Y21
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y21, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y21, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y21
+	VMOVDQU16     Y21, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z22, Y21
+	VPSUBW        32(BX)(CX*2), Y21, Y21
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y21, K1
+	VPABSW        Y21, Y21
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y21, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y21, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y21
+	VMOVDQU16     Y21, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3849:
+noted4590:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4592
+	VMOVNTDQ Z22, (BX)(CX*2)
+	JMP      stored4591
+
+ordinary4592:
 	VMOVDQU32 Z22, (BX)(CX*2)
 
-stored3848:
-	JMP done3844
+stored4591:
+	JMP done4585
 
-fp323843:
-done3844:
-stored3839:
+fp324584:
+done4585:
+stored4579:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3836:
+check4576:
 	CMPQ CX, R11
-	JB   next3835
+	JB   next4575
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3835
+	JB   next4575
 
-done3804:
+done4538:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z15, (AX)
@@ -4452,21 +6945,21 @@ done3804:
 	VMOVDQU32 Z18, 320(AX)
 	VMOVDQU32 Z19, 384(AX)
 	VMOVDQU32 Z20, 448(AX)
-	JMP       updated3800
+	JMP       updated4534
 
-plain3799:
+plain4533:
 	CMPQ CX, $0x01
-	JE   fp163851
-	JA   fp323852
+	JE   fp164594
+	JA   fp324595
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3855
+	JMP  check4598
 
-next3854:
+next4597:
 	TESTQ     AX, AX
-	JEQ       kept3856
+	JEQ       kept4599
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -4480,7 +6973,7 @@ next3854:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3856:
+kept4599:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -4548,11 +7041,11 @@ kept3856:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3857
+	JNE            unusual4600
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3859
+	JEQ            usual4602
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4567,20 +7060,71 @@ kept3856:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3859:
-	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3858
+usual4602:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4603
+	VPSUBW        (BX)(CX*2), Y15, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual3857:
+noted4603:
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4601
+
+unusual4600:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163861
-	JA             fp323862
+	JE             fp164605
+	JA             fp324606
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3864
+	JEQ            usual4608
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4595,63 +7139,165 @@ unusual3857:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3864:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3866
-	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3865
+usual4608:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4609
+	VPSUBW        (BX)(CX*2), Y15, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3866:
+noted4609:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4611
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4610
+
+ordinary4611:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored3865:
-	JMP done3863
+stored4610:
+	JMP done4607
 
-fp163861:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS    Z21, Z20, Z15
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS    Z21, Z20, Z17
-	VPXORD       Z16, Z16, Z16
-	VCVTPS2PH    $0x00, Z15, Y16
-	VCVTPS2PH    $0x00, Z17, Y15
-	VINSERTI64X4 $0x01, Y15, Z16, Z16
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3868
-	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored3867
+fp164605:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS     Z21, Z20, Z15
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS     Z21, Z20, Z17
+	VPXORD        Z16, Z16, Z16
+	VCVTPS2PH     $0x00, Z15, Y16
+	VCVTPS2PH     $0x00, Z17, Y15
+	VINSERTI64X4  $0x01, Y15, Z16, Z16
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4612
+	VPSUBW        (BX)(CX*2), Y16, Y15
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z16, Y15
+	VPSUBW        32(BX)(CX*2), Y15, Y15
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3868:
+noted4612:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4614
+	VMOVNTDQ Z16, (BX)(CX*2)
+	JMP      stored4613
+
+ordinary4614:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored3867:
-	JMP done3863
+stored4613:
+	JMP done4607
 
-fp323862:
-done3863:
-stored3858:
+fp324606:
+done4607:
+stored4601:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3855:
+check4598:
 	CMPQ CX, R11
-	JB   next3854
+	JB   next4597
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3854
-	JMP  done3853
+	JB   next4597
+	JMP  done4596
 
-fp163851:
+fp164594:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3870
+	JMP  check4616
 
-next3869:
+next4615:
 	TESTQ     AX, AX
-	JEQ       kept3871
+	JEQ       kept4617
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -4665,7 +7311,7 @@ next3869:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3871:
+kept4617:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -4736,11 +7382,11 @@ kept3871:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3872
+	JNE            unusual4618
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3874
+	JEQ            usual4620
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4755,20 +7401,71 @@ kept3871:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3874:
-	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3873
+usual4620:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4621
+	VPSUBW        (BX)(CX*2), Y15, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual3872:
+noted4621:
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4619
+
+unusual4618:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163876
-	JA             fp323877
+	JE             fp164623
+	JA             fp324624
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3879
+	JEQ            usual4626
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4783,63 +7480,165 @@ unusual3872:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3879:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3881
-	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3880
+usual4626:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4627
+	VPSUBW        (BX)(CX*2), Y15, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3881:
+noted4627:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4629
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4628
+
+ordinary4629:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored3880:
-	JMP done3878
+stored4628:
+	JMP done4625
 
-fp163876:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS    Z21, Z20, Z15
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS    Z21, Z20, Z17
-	VPXORD       Z16, Z16, Z16
-	VCVTPS2PH    $0x00, Z15, Y16
-	VCVTPS2PH    $0x00, Z17, Y15
-	VINSERTI64X4 $0x01, Y15, Z16, Z16
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3883
-	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored3882
+fp164623:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS     Z21, Z20, Z15
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS     Z21, Z20, Z17
+	VPXORD        Z16, Z16, Z16
+	VCVTPS2PH     $0x00, Z15, Y16
+	VCVTPS2PH     $0x00, Z17, Y15
+	VINSERTI64X4  $0x01, Y15, Z16, Z16
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4630
+	VPSUBW        (BX)(CX*2), Y16, Y15
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z16, Y15
+	VPSUBW        32(BX)(CX*2), Y15, Y15
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3883:
+noted4630:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4632
+	VMOVNTDQ Z16, (BX)(CX*2)
+	JMP      stored4631
+
+ordinary4632:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored3882:
-	JMP done3878
+stored4631:
+	JMP done4625
 
-fp323877:
-done3878:
-stored3873:
+fp324624:
+done4625:
+stored4619:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3870:
+check4616:
 	CMPQ CX, R11
-	JB   next3869
+	JB   next4615
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3869
-	JMP  done3853
+	JB   next4615
+	JMP  done4596
 
-fp323852:
+fp324595:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3885
+	JMP  check4634
 
-next3884:
+next4633:
 	TESTQ     AX, AX
-	JEQ       kept3886
+	JEQ       kept4635
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -4853,7 +7652,7 @@ next3884:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3886:
+kept4635:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -4925,11 +7724,11 @@ kept3886:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3887
+	JNE            unusual4636
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3889
+	JEQ            usual4638
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4944,20 +7743,71 @@ kept3886:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3889:
-	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3888
+usual4638:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4639
+	VPSUBW        (BX)(CX*2), Y15, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual3887:
+noted4639:
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4637
+
+unusual4636:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163891
-	JA             fp323892
+	JE             fp164641
+	JA             fp324642
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3894
+	JEQ            usual4644
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4972,61 +7822,163 @@ unusual3887:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3894:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3896
-	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3895
+usual4644:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4645
+	VPSUBW        (BX)(CX*2), Y15, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3896:
+noted4645:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4647
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4646
+
+ordinary4647:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored3895:
-	JMP done3893
+stored4646:
+	JMP done4643
 
-fp163891:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS    Z21, Z20, Z15
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS    Z21, Z20, Z17
-	VPXORD       Z16, Z16, Z16
-	VCVTPS2PH    $0x00, Z15, Y16
-	VCVTPS2PH    $0x00, Z17, Y15
-	VINSERTI64X4 $0x01, Y15, Z16, Z16
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3898
-	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored3897
+fp164641:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS     Z21, Z20, Z15
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS     Z21, Z20, Z17
+	VPXORD        Z16, Z16, Z16
+	VCVTPS2PH     $0x00, Z15, Y16
+	VCVTPS2PH     $0x00, Z17, Y15
+	VINSERTI64X4  $0x01, Y15, Z16, Z16
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4648
+	VPSUBW        (BX)(CX*2), Y16, Y15
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z16, Y15
+	VPSUBW        32(BX)(CX*2), Y15, Y15
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3898:
+noted4648:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4650
+	VMOVNTDQ Z16, (BX)(CX*2)
+	JMP      stored4649
+
+ordinary4650:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored3897:
-	JMP done3893
+stored4649:
+	JMP done4643
 
-fp323892:
-done3893:
-stored3888:
+fp324642:
+done4643:
+stored4637:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3885:
+check4634:
 	CMPQ CX, R11
-	JB   next3884
+	JB   next4633
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3884
+	JB   next4633
 
-done3853:
-updated3800:
+done4596:
+updated4534:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func lionFP32BF16AVX512BF16(a *Arguments)
-// Requires: AVX, AVX512DQ, AVX512F, AVX512_BF16, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
 TEXT ·lionFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -5050,10 +8002,10 @@ TEXT ·lionFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned3899
+	JEQ       aligned4651
 	ORQ       $0x04, DI
 
-aligned3899:
+aligned4651:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z2
@@ -5075,23 +8027,23 @@ aligned3899:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain3900
+	JEQ     plain4652
 	VPXORQ  Z3, Z3, Z3
 	VPXORQ  Z4, Z4, Z4
 	VPXORQ  Z5, Z5, Z5
 	VPXORQ  Z6, Z6, Z6
 	CMPQ    CX, $0x01
-	JE      fp163903
-	JA      fp323904
+	JE      fp164655
+	JA      fp324656
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check3907
+	JMP     check4659
 
-next3906:
+next4658:
 	TESTQ     AX, AX
-	JEQ       kept3908
+	JEQ       kept4660
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z17
@@ -5103,7 +8055,7 @@ next3906:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3908:
+kept4660:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -5168,11 +8120,11 @@ kept3908:
 	VMOVUPS        Z18, 64(SI)(CX*4)
 	VPADDQ         Z18, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual3909
+	JNE            unusual4661
 	VCMPPS         $0x03, Z17, Z18, K1
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K1, K1
-	JEQ            usual3911
+	JEQ            usual4663
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z17
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5187,20 +8139,71 @@ kept3908:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z17
 	VMOVDQU32      Z17, Z17
 
-usual3911:
-	VMOVNTDQ Z17, (BX)(CX*2)
-	JMP      stored3910
+usual4663:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4664
+	VPSUBW        (BX)(CX*2), Y17, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual3909:
+noted4664:
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored4662
+
+unusual4661:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163913
-	JA             fp323914
+	JE             fp164666
+	JA             fp324667
 	VCMPPS         $0x03, Z17, Z18, K1
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K1, K1
-	JEQ            usual3916
+	JEQ            usual4669
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z17
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5215,63 +8218,165 @@ unusual3909:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z17
 	VMOVDQU32      Z17, Z17
 
-usual3916:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3918
-	VMOVNTDQ Z17, (BX)(CX*2)
-	JMP      stored3917
+usual4669:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4670
+	VPSUBW        (BX)(CX*2), Y17, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3918:
+noted4670:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4672
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored4671
+
+ordinary4672:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored3917:
-	JMP done3915
+stored4671:
+	JMP done4668
 
-fp163913:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS    Z22, Z21, Z17
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z22, Z21, Z18
-	VPXORD       Z9, Z9, Z9
-	VCVTPS2PH    $0x00, Z17, Y9
-	VCVTPS2PH    $0x00, Z18, Y17
-	VINSERTI64X4 $0x01, Y17, Z9, Z9
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3920
-	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored3919
+fp164666:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z22, Z21, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VPXORD        Z9, Z9, Z9
+	VCVTPS2PH     $0x00, Z17, Y9
+	VCVTPS2PH     $0x00, Z18, Y17
+	VINSERTI64X4  $0x01, Y17, Z9, Z9
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4673
+	VPSUBW        (BX)(CX*2), Y9, Y17
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z9, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3920:
+noted4673:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4675
+	VMOVNTDQ Z9, (BX)(CX*2)
+	JMP      stored4674
+
+ordinary4675:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored3919:
-	JMP done3915
+stored4674:
+	JMP done4668
 
-fp323914:
-done3915:
-stored3910:
+fp324667:
+done4668:
+stored4662:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3907:
+check4659:
 	CMPQ CX, R10
-	JB   next3906
+	JB   next4658
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3906
-	JMP  done3905
+	JB   next4658
+	JMP  done4657
 
-fp163903:
+fp164655:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3922
+	JMP  check4677
 
-next3921:
+next4676:
 	TESTQ     AX, AX
-	JEQ       kept3923
+	JEQ       kept4678
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -5283,7 +8388,7 @@ next3921:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3923:
+kept4678:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -5351,11 +8456,11 @@ kept3923:
 	VMOVUPS        Z18, 64(SI)(CX*4)
 	VPADDQ         Z18, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual3924
+	JNE            unusual4679
 	VCMPPS         $0x03, Z7, Z18, K1
 	LONG $0x406ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z18, Z7
 	KORTESTW       K1, K1
-	JEQ            usual3926
+	JEQ            usual4681
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z7
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5370,20 +8475,71 @@ kept3923:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual3926:
-	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored3925
+usual4681:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4682
+	VPSUBW        (BX)(CX*2), Y7, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual3924:
+noted4682:
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4680
+
+unusual4679:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163928
-	JA             fp323929
+	JE             fp164684
+	JA             fp324685
 	VCMPPS         $0x03, Z7, Z18, K1
 	LONG $0x406ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z18, Z7
 	KORTESTW       K1, K1
-	JEQ            usual3931
+	JEQ            usual4687
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z7
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5398,63 +8554,165 @@ unusual3924:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual3931:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3933
-	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored3932
+usual4687:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4688
+	VPSUBW        (BX)(CX*2), Y7, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3933:
+noted4688:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4690
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4689
+
+ordinary4690:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored3932:
-	JMP done3930
+stored4689:
+	JMP done4686
 
-fp163928:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
-	VPERMI2PS    Z22, Z21, Z7
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z22, Z21, Z18
-	VPXORD       Z17, Z17, Z17
-	VCVTPS2PH    $0x00, Z7, Y17
-	VCVTPS2PH    $0x00, Z18, Y7
-	VINSERTI64X4 $0x01, Y7, Z17, Z17
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3935
-	VMOVNTDQ     Z17, (BX)(CX*2)
-	JMP          stored3934
+fp164684:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
+	VPERMI2PS     Z22, Z21, Z7
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VPXORD        Z17, Z17, Z17
+	VCVTPS2PH     $0x00, Z7, Y17
+	VCVTPS2PH     $0x00, Z18, Y7
+	VINSERTI64X4  $0x01, Y7, Z17, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4691
+	VPSUBW        (BX)(CX*2), Y17, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3935:
+noted4691:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4693
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored4692
+
+ordinary4693:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored3934:
-	JMP done3930
+stored4692:
+	JMP done4686
 
-fp323929:
-done3930:
-stored3925:
+fp324685:
+done4686:
+stored4680:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3922:
+check4677:
 	CMPQ CX, R10
-	JB   next3921
+	JB   next4676
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3921
-	JMP  done3905
+	JB   next4676
+	JMP  done4657
 
-fp323904:
+fp324656:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3937
+	JMP  check4695
 
-next3936:
+next4694:
 	TESTQ     AX, AX
-	JEQ       kept3938
+	JEQ       kept4696
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -5466,7 +8724,7 @@ next3936:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3938:
+kept4696:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -5535,11 +8793,11 @@ kept3938:
 	VMOVUPS        Z18, 64(SI)(CX*4)
 	VPADDQ         Z18, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual3939
+	JNE            unusual4697
 	VCMPPS         $0x03, Z7, Z18, K1
 	LONG $0x406ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z18, Z7
 	KORTESTW       K1, K1
-	JEQ            usual3941
+	JEQ            usual4699
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z7
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5554,20 +8812,71 @@ kept3938:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual3941:
-	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored3940
+usual4699:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4700
+	VPSUBW        (BX)(CX*2), Y7, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual3939:
+noted4700:
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4698
+
+unusual4697:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163943
-	JA             fp323944
+	JE             fp164702
+	JA             fp324703
 	VCMPPS         $0x03, Z7, Z18, K1
 	LONG $0x406ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z18, Z7
 	KORTESTW       K1, K1
-	JEQ            usual3946
+	JEQ            usual4705
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z7
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5582,74 +8891,176 @@ unusual3939:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual3946:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3948
-	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored3947
+usual4705:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4706
+	VPSUBW        (BX)(CX*2), Y7, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3948:
+noted4706:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4708
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4707
+
+ordinary4708:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored3947:
-	JMP done3945
+stored4707:
+	JMP done4704
 
-fp163943:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
-	VPERMI2PS    Z22, Z21, Z7
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z22, Z21, Z18
-	VPXORD       Z17, Z17, Z17
-	VCVTPS2PH    $0x00, Z7, Y17
-	VCVTPS2PH    $0x00, Z18, Y7
-	VINSERTI64X4 $0x01, Y7, Z17, Z17
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3950
-	VMOVNTDQ     Z17, (BX)(CX*2)
-	JMP          stored3949
+fp164702:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
+	VPERMI2PS     Z22, Z21, Z7
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VPXORD        Z17, Z17, Z17
+	VCVTPS2PH     $0x00, Z7, Y17
+	VCVTPS2PH     $0x00, Z18, Y7
+	VINSERTI64X4  $0x01, Y7, Z17, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4709
+	VPSUBW        (BX)(CX*2), Y17, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3950:
+noted4709:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4711
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored4710
+
+ordinary4711:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored3949:
-	JMP done3945
+stored4710:
+	JMP done4704
 
-fp323944:
-done3945:
-stored3940:
+fp324703:
+done4704:
+stored4698:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3937:
+check4695:
 	CMPQ CX, R10
-	JB   next3936
+	JB   next4694
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3936
+	JB   next4694
 
-done3905:
+done4657:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z3, (AX)
 	VMOVDQU32 Z4, 64(AX)
 	VMOVDQU32 Z5, 256(AX)
 	VMOVDQU32 Z6, 320(AX)
-	JMP       updated3901
+	JMP       updated4653
 
-plain3900:
+plain4652:
 	CMPQ CX, $0x01
-	JE   fp163952
-	JA   fp323953
+	JE   fp164713
+	JA   fp324714
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3956
+	JMP  check4717
 
-next3955:
+next4716:
 	TESTQ     AX, AX
-	JEQ       kept3957
+	JEQ       kept4718
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -5661,7 +9072,7 @@ next3955:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3957:
+kept4718:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -5720,11 +9131,11 @@ kept3957:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z7, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3958
+	JNE            unusual4719
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3960
+	JEQ            usual4721
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -5739,20 +9150,71 @@ kept3957:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3960:
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3959
+usual4721:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4722
+	VPSUBW        (BX)(CX*2), Y3, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual3958:
+noted4722:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4720
+
+unusual4719:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163962
-	JA             fp323963
+	JE             fp164724
+	JA             fp324725
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3965
+	JEQ            usual4727
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -5767,63 +9229,165 @@ unusual3958:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3965:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3967
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3966
+usual4727:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4728
+	VPSUBW        (BX)(CX*2), Y3, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3967:
+noted4728:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4730
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4729
+
+ordinary4730:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored3966:
-	JMP done3964
+stored4729:
+	JMP done4726
 
-fp163962:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS    Z18, Z17, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
-	VPERMI2PS    Z18, Z17, Z7
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z3, Y6
-	VCVTPS2PH    $0x00, Z7, Y3
-	VINSERTI64X4 $0x01, Y3, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3969
-	VMOVNTDQ     Z6, (BX)(CX*2)
-	JMP          stored3968
+fp164724:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS     Z18, Z17, Z3
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
+	VPERMI2PS     Z18, Z17, Z7
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z3, Y6
+	VCVTPS2PH     $0x00, Z7, Y3
+	VINSERTI64X4  $0x01, Y3, Z6, Z6
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4731
+	VPSUBW        (BX)(CX*2), Y6, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z6, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3969:
+noted4731:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4733
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored4732
+
+ordinary4733:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored3968:
-	JMP done3964
+stored4732:
+	JMP done4726
 
-fp323963:
-done3964:
-stored3959:
+fp324725:
+done4726:
+stored4720:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3956:
+check4717:
 	CMPQ CX, R10
-	JB   next3955
+	JB   next4716
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3955
-	JMP  done3954
+	JB   next4716
+	JMP  done4715
 
-fp163952:
+fp164713:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3971
+	JMP  check4735
 
-next3970:
+next4734:
 	TESTQ     AX, AX
-	JEQ       kept3972
+	JEQ       kept4736
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -5835,7 +9399,7 @@ next3970:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3972:
+kept4736:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -5897,11 +9461,11 @@ kept3972:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z7, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3973
+	JNE            unusual4737
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3975
+	JEQ            usual4739
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -5916,20 +9480,71 @@ kept3972:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3975:
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3974
+usual4739:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4740
+	VPSUBW        (BX)(CX*2), Y3, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual3973:
+noted4740:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4738
+
+unusual4737:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163977
-	JA             fp323978
+	JE             fp164742
+	JA             fp324743
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3980
+	JEQ            usual4745
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -5944,63 +9559,165 @@ unusual3973:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3980:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3982
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3981
+usual4745:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4746
+	VPSUBW        (BX)(CX*2), Y3, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3982:
+noted4746:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4748
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4747
+
+ordinary4748:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored3981:
-	JMP done3979
+stored4747:
+	JMP done4744
 
-fp163977:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS    Z18, Z17, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
-	VPERMI2PS    Z18, Z17, Z7
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z3, Y6
-	VCVTPS2PH    $0x00, Z7, Y3
-	VINSERTI64X4 $0x01, Y3, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3984
-	VMOVNTDQ     Z6, (BX)(CX*2)
-	JMP          stored3983
+fp164742:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS     Z18, Z17, Z3
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
+	VPERMI2PS     Z18, Z17, Z7
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z3, Y6
+	VCVTPS2PH     $0x00, Z7, Y3
+	VINSERTI64X4  $0x01, Y3, Z6, Z6
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4749
+	VPSUBW        (BX)(CX*2), Y6, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z6, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3984:
+noted4749:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4751
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored4750
+
+ordinary4751:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored3983:
-	JMP done3979
+stored4750:
+	JMP done4744
 
-fp323978:
-done3979:
-stored3974:
+fp324743:
+done4744:
+stored4738:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3971:
+check4735:
 	CMPQ CX, R10
-	JB   next3970
+	JB   next4734
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3970
-	JMP  done3954
+	JB   next4734
+	JMP  done4715
 
-fp323953:
+fp324714:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3986
+	JMP  check4753
 
-next3985:
+next4752:
 	TESTQ     AX, AX
-	JEQ       kept3987
+	JEQ       kept4754
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -6012,7 +9729,7 @@ next3985:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3987:
+kept4754:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6075,11 +9792,11 @@ kept3987:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z7, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3988
+	JNE            unusual4755
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3990
+	JEQ            usual4757
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6094,20 +9811,71 @@ kept3987:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3990:
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3989
+usual4757:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4758
+	VPSUBW        (BX)(CX*2), Y3, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual3988:
+noted4758:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4756
+
+unusual4755:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163992
-	JA             fp323993
+	JE             fp164760
+	JA             fp324761
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3995
+	JEQ            usual4763
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6122,61 +9890,163 @@ unusual3988:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3995:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3997
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3996
+usual4763:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4764
+	VPSUBW        (BX)(CX*2), Y3, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3997:
+noted4764:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4766
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4765
+
+ordinary4766:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored3996:
-	JMP done3994
+stored4765:
+	JMP done4762
 
-fp163992:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS    Z18, Z17, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
-	VPERMI2PS    Z18, Z17, Z7
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z3, Y6
-	VCVTPS2PH    $0x00, Z7, Y3
-	VINSERTI64X4 $0x01, Y3, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3999
-	VMOVNTDQ     Z6, (BX)(CX*2)
-	JMP          stored3998
+fp164760:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS     Z18, Z17, Z3
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
+	VPERMI2PS     Z18, Z17, Z7
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z3, Y6
+	VCVTPS2PH     $0x00, Z7, Y3
+	VINSERTI64X4  $0x01, Y3, Z6, Z6
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4767
+	VPSUBW        (BX)(CX*2), Y6, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z6, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3999:
+noted4767:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4769
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored4768
+
+ordinary4769:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored3998:
-	JMP done3994
+stored4768:
+	JMP done4762
 
-fp323993:
-done3994:
-stored3989:
+fp324761:
+done4762:
+stored4756:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3986:
+check4753:
 	CMPQ CX, R10
-	JB   next3985
+	JB   next4752
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3985
+	JB   next4752
 
-done3954:
-updated3901:
+done4715:
+updated4653:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adagradFP32BF16AVX512BF16(a *Arguments)
-// Requires: AVX, AVX512F, AVX512_BF16, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
 TEXT ·adagradFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -6200,10 +10070,10 @@ TEXT ·adagradFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned4000
+	JEQ       aligned4770
 	ORQ       $0x04, DI
 
-aligned4000:
+aligned4770:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -6224,23 +10094,23 @@ aligned4000:
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain4001
+	JEQ          plain4771
 	VPXORQ       Z1, Z1, Z1
 	VPXORQ       Z2, Z2, Z2
 	VPXORQ       Z3, Z3, Z3
 	VPXORQ       Z4, Z4, Z4
 	CMPQ         CX, $0x01
-	JE           fp164004
-	JA           fp324005
+	JE           fp164774
+	JA           fp324775
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check4008
+	JMP          check4778
 
-next4007:
+next4777:
 	TESTQ     AX, AX
-	JEQ       kept4009
+	JEQ       kept4779
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z13
@@ -6252,7 +10122,7 @@ next4007:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4009:
+kept4779:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6307,11 +10177,11 @@ kept4009:
 	VMOVUPS        Z14, 64(SI)(CX*4)
 	VPADDQ         Z14, Z2, Z2
 	TESTQ          DI, DI
-	JNE            unusual4010
+	JNE            unusual4780
 	VCMPPS         $0x03, Z13, Z14, K1
 	LONG $0x480f5262; WORD $0xed72 // VCVTNE2PS2BF16 Z13, Z14, Z13
 	KORTESTW       K1, K1
-	JEQ            usual4012
+	JEQ            usual4782
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z13
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6326,20 +10196,71 @@ kept4009:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z13
 	VMOVDQU32      Z13, Z13
 
-usual4012:
-	VMOVNTDQ Z13, (BX)(CX*2)
-	JMP      stored4011
+usual4782:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4783
+	VPSUBW        (BX)(CX*2), Y13, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z13, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4010:
+noted4783:
+	VMOVNTDQ Z13, (BX)(CX*2)
+	JMP      stored4781
+
+unusual4780:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164014
-	JA             fp324015
+	JE             fp164785
+	JA             fp324786
 	VCMPPS         $0x03, Z13, Z14, K1
 	LONG $0x480f5262; WORD $0xed72 // VCVTNE2PS2BF16 Z13, Z14, Z13
 	KORTESTW       K1, K1
-	JEQ            usual4017
+	JEQ            usual4788
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z13
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6354,63 +10275,165 @@ unusual4010:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z13
 	VMOVDQU32      Z13, Z13
 
-usual4017:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4019
-	VMOVNTDQ Z13, (BX)(CX*2)
-	JMP      stored4018
+usual4788:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4789
+	VPSUBW        (BX)(CX*2), Y13, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z13, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4019:
+noted4789:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4791
+	VMOVNTDQ Z13, (BX)(CX*2)
+	JMP      stored4790
+
+ordinary4791:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored4018:
-	JMP done4016
+stored4790:
+	JMP done4787
 
-fp164014:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z13
-	VPERMI2PS    Z18, Z17, Z13
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z5, Z5, Z5
-	VCVTPS2PH    $0x00, Z13, Y5
-	VCVTPS2PH    $0x00, Z14, Y13
-	VINSERTI64X4 $0x01, Y13, Z5, Z5
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4021
-	VMOVNTDQ     Z5, (BX)(CX*2)
-	JMP          stored4020
+fp164785:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z13
+	VPERMI2PS     Z18, Z17, Z13
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS     Z18, Z17, Z14
+	VPXORD        Z5, Z5, Z5
+	VCVTPS2PH     $0x00, Z13, Y5
+	VCVTPS2PH     $0x00, Z14, Y13
+	VINSERTI64X4  $0x01, Y13, Z5, Z5
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4792
+	VPSUBW        (BX)(CX*2), Y5, Y13
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y13, K1
+	VPABSW        Y13, Y13
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y13, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y13
+	VMOVDQU16     Y13, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y13
+	VPSUBW        32(BX)(CX*2), Y13, Y13
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y13, K1
+	VPABSW        Y13, Y13
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y13, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y13
+	VMOVDQU16     Y13, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4021:
+noted4792:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4794
+	VMOVNTDQ Z5, (BX)(CX*2)
+	JMP      stored4793
+
+ordinary4794:
 	VMOVDQU32 Z5, (BX)(CX*2)
 
-stored4020:
-	JMP done4016
+stored4793:
+	JMP done4787
 
-fp324015:
-done4016:
-stored4011:
+fp324786:
+done4787:
+stored4781:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4008:
+check4778:
 	CMPQ CX, R10
-	JB   next4007
+	JB   next4777
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4007
-	JMP  done4006
+	JB   next4777
+	JMP  done4776
 
-fp164004:
+fp164774:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4023
+	JMP  check4796
 
-next4022:
+next4795:
 	TESTQ     AX, AX
-	JEQ       kept4024
+	JEQ       kept4797
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -6422,7 +10445,7 @@ next4022:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4024:
+kept4797:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6480,11 +10503,11 @@ kept4024:
 	VMOVUPS        Z14, 64(SI)(CX*4)
 	VPADDQ         Z14, Z2, Z2
 	TESTQ          DI, DI
-	JNE            unusual4025
+	JNE            unusual4798
 	VCMPPS         $0x03, Z5, Z14, K1
 	LONG $0x480ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z14, Z5
 	KORTESTW       K1, K1
-	JEQ            usual4027
+	JEQ            usual4800
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z5
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6499,20 +10522,71 @@ kept4024:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4027:
-	VMOVNTDQ Z5, (BX)(CX*2)
-	JMP      stored4026
+usual4800:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4801
+	VPSUBW        (BX)(CX*2), Y5, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4025:
+noted4801:
+	VMOVNTDQ Z5, (BX)(CX*2)
+	JMP      stored4799
+
+unusual4798:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164029
-	JA             fp324030
+	JE             fp164803
+	JA             fp324804
 	VCMPPS         $0x03, Z5, Z14, K1
 	LONG $0x480ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z14, Z5
 	KORTESTW       K1, K1
-	JEQ            usual4032
+	JEQ            usual4806
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z5
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6527,63 +10601,165 @@ unusual4025:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4032:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4034
-	VMOVNTDQ Z5, (BX)(CX*2)
-	JMP      stored4033
+usual4806:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4807
+	VPSUBW        (BX)(CX*2), Y5, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4034:
+noted4807:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4809
+	VMOVNTDQ Z5, (BX)(CX*2)
+	JMP      stored4808
+
+ordinary4809:
 	VMOVDQU32 Z5, (BX)(CX*2)
 
-stored4033:
-	JMP done4031
+stored4808:
+	JMP done4805
 
-fp164029:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z18, Z17, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z13, Z13, Z13
-	VCVTPS2PH    $0x00, Z5, Y13
-	VCVTPS2PH    $0x00, Z14, Y5
-	VINSERTI64X4 $0x01, Y5, Z13, Z13
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4036
-	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored4035
+fp164803:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z18, Z17, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS     Z18, Z17, Z14
+	VPXORD        Z13, Z13, Z13
+	VCVTPS2PH     $0x00, Z5, Y13
+	VCVTPS2PH     $0x00, Z14, Y5
+	VINSERTI64X4  $0x01, Y5, Z13, Z13
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4810
+	VPSUBW        (BX)(CX*2), Y13, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z13, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4036:
+noted4810:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4812
+	VMOVNTDQ Z13, (BX)(CX*2)
+	JMP      stored4811
+
+ordinary4812:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored4035:
-	JMP done4031
+stored4811:
+	JMP done4805
 
-fp324030:
-done4031:
-stored4026:
+fp324804:
+done4805:
+stored4799:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4023:
+check4796:
 	CMPQ CX, R10
-	JB   next4022
+	JB   next4795
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4022
-	JMP  done4006
+	JB   next4795
+	JMP  done4776
 
-fp324005:
+fp324775:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4038
+	JMP  check4814
 
-next4037:
+next4813:
 	TESTQ     AX, AX
-	JEQ       kept4039
+	JEQ       kept4815
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -6595,7 +10771,7 @@ next4037:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4039:
+kept4815:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6654,11 +10830,11 @@ kept4039:
 	VMOVUPS        Z14, 64(SI)(CX*4)
 	VPADDQ         Z14, Z2, Z2
 	TESTQ          DI, DI
-	JNE            unusual4040
+	JNE            unusual4816
 	VCMPPS         $0x03, Z5, Z14, K1
 	LONG $0x480ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z14, Z5
 	KORTESTW       K1, K1
-	JEQ            usual4042
+	JEQ            usual4818
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z5
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6673,20 +10849,71 @@ kept4039:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4042:
-	VMOVNTDQ Z5, (BX)(CX*2)
-	JMP      stored4041
+usual4818:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4819
+	VPSUBW        (BX)(CX*2), Y5, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4040:
+noted4819:
+	VMOVNTDQ Z5, (BX)(CX*2)
+	JMP      stored4817
+
+unusual4816:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164044
-	JA             fp324045
+	JE             fp164821
+	JA             fp324822
 	VCMPPS         $0x03, Z5, Z14, K1
 	LONG $0x480ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z14, Z5
 	KORTESTW       K1, K1
-	JEQ            usual4047
+	JEQ            usual4824
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z5
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6701,74 +10928,176 @@ unusual4040:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4047:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4049
-	VMOVNTDQ Z5, (BX)(CX*2)
-	JMP      stored4048
+usual4824:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4825
+	VPSUBW        (BX)(CX*2), Y5, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4049:
+noted4825:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4827
+	VMOVNTDQ Z5, (BX)(CX*2)
+	JMP      stored4826
+
+ordinary4827:
 	VMOVDQU32 Z5, (BX)(CX*2)
 
-stored4048:
-	JMP done4046
+stored4826:
+	JMP done4823
 
-fp164044:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z18, Z17, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z13, Z13, Z13
-	VCVTPS2PH    $0x00, Z5, Y13
-	VCVTPS2PH    $0x00, Z14, Y5
-	VINSERTI64X4 $0x01, Y5, Z13, Z13
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4051
-	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored4050
+fp164821:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z18, Z17, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS     Z18, Z17, Z14
+	VPXORD        Z13, Z13, Z13
+	VCVTPS2PH     $0x00, Z5, Y13
+	VCVTPS2PH     $0x00, Z14, Y5
+	VINSERTI64X4  $0x01, Y5, Z13, Z13
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4828
+	VPSUBW        (BX)(CX*2), Y13, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z13, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4051:
+noted4828:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4830
+	VMOVNTDQ Z13, (BX)(CX*2)
+	JMP      stored4829
+
+ordinary4830:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored4050:
-	JMP done4046
+stored4829:
+	JMP done4823
 
-fp324045:
-done4046:
-stored4041:
+fp324822:
+done4823:
+stored4817:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4038:
+check4814:
 	CMPQ CX, R10
-	JB   next4037
+	JB   next4813
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4037
+	JB   next4813
 
-done4006:
+done4776:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z1, (AX)
 	VMOVDQU32 Z2, 64(AX)
 	VMOVDQU32 Z3, 256(AX)
 	VMOVDQU32 Z4, 320(AX)
-	JMP       updated4002
+	JMP       updated4772
 
-plain4001:
+plain4771:
 	CMPQ CX, $0x01
-	JE   fp164053
-	JA   fp324054
+	JE   fp164832
+	JA   fp324833
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4057
+	JMP  check4836
 
-next4056:
+next4835:
 	TESTQ     AX, AX
-	JEQ       kept4058
+	JEQ       kept4837
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -6780,7 +11109,7 @@ next4056:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4058:
+kept4837:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6829,11 +11158,11 @@ kept4058:
 	VMOVUPS        Z1, (SI)(CX*4)
 	VMOVUPS        Z3, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4059
+	JNE            unusual4838
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4061
+	JEQ            usual4840
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -6848,20 +11177,71 @@ kept4058:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4061:
-	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4060
+usual4840:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4841
+	VPSUBW        (BX)(CX*2), Y1, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z1, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4059:
+noted4841:
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored4839
+
+unusual4838:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164063
-	JA             fp324064
+	JE             fp164843
+	JA             fp324844
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4066
+	JEQ            usual4846
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -6876,63 +11256,165 @@ unusual4059:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4066:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4068
-	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4067
+usual4846:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4847
+	VPSUBW        (BX)(CX*2), Y1, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z1, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4068:
+noted4847:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4849
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored4848
+
+ordinary4849:
 	VMOVDQU32 Z1, (BX)(CX*2)
 
-stored4067:
-	JMP done4065
+stored4848:
+	JMP done4845
 
-fp164063:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
-	VPERMI2PS    Z14, Z13, Z1
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
-	VPERMI2PS    Z14, Z13, Z3
-	VPXORD       Z2, Z2, Z2
-	VCVTPS2PH    $0x00, Z1, Y2
-	VCVTPS2PH    $0x00, Z3, Y1
-	VINSERTI64X4 $0x01, Y1, Z2, Z2
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4070
-	VMOVNTDQ     Z2, (BX)(CX*2)
-	JMP          stored4069
+fp164843:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
+	VPERMI2PS     Z14, Z13, Z1
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
+	VPERMI2PS     Z14, Z13, Z3
+	VPXORD        Z2, Z2, Z2
+	VCVTPS2PH     $0x00, Z1, Y2
+	VCVTPS2PH     $0x00, Z3, Y1
+	VINSERTI64X4  $0x01, Y1, Z2, Z2
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4850
+	VPSUBW        (BX)(CX*2), Y2, Y1
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y1, K1
+	VPABSW        Y1, Y1
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y1, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y1
+	VMOVDQU16     Y1, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z2, Y1
+	VPSUBW        32(BX)(CX*2), Y1, Y1
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y1, K1
+	VPABSW        Y1, Y1
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y1, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y1
+	VMOVDQU16     Y1, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4070:
+noted4850:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4852
+	VMOVNTDQ Z2, (BX)(CX*2)
+	JMP      stored4851
+
+ordinary4852:
 	VMOVDQU32 Z2, (BX)(CX*2)
 
-stored4069:
-	JMP done4065
+stored4851:
+	JMP done4845
 
-fp324064:
-done4065:
-stored4060:
+fp324844:
+done4845:
+stored4839:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4057:
+check4836:
 	CMPQ CX, R10
-	JB   next4056
+	JB   next4835
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4056
-	JMP  done4055
+	JB   next4835
+	JMP  done4834
 
-fp164053:
+fp164832:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4072
+	JMP  check4854
 
-next4071:
+next4853:
 	TESTQ     AX, AX
-	JEQ       kept4073
+	JEQ       kept4855
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -6944,7 +11426,7 @@ next4071:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4073:
+kept4855:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6996,11 +11478,11 @@ kept4073:
 	VMOVUPS        Z1, (SI)(CX*4)
 	VMOVUPS        Z3, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4074
+	JNE            unusual4856
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4076
+	JEQ            usual4858
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -7015,20 +11497,71 @@ kept4073:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4076:
-	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4075
+usual4858:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4859
+	VPSUBW        (BX)(CX*2), Y1, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z1, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4074:
+noted4859:
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored4857
+
+unusual4856:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164078
-	JA             fp324079
+	JE             fp164861
+	JA             fp324862
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4081
+	JEQ            usual4864
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -7043,63 +11576,165 @@ unusual4074:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4081:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4083
-	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4082
+usual4864:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4865
+	VPSUBW        (BX)(CX*2), Y1, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z1, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4083:
+noted4865:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4867
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored4866
+
+ordinary4867:
 	VMOVDQU32 Z1, (BX)(CX*2)
 
-stored4082:
-	JMP done4080
+stored4866:
+	JMP done4863
 
-fp164078:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
-	VPERMI2PS    Z14, Z13, Z1
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
-	VPERMI2PS    Z14, Z13, Z3
-	VPXORD       Z2, Z2, Z2
-	VCVTPS2PH    $0x00, Z1, Y2
-	VCVTPS2PH    $0x00, Z3, Y1
-	VINSERTI64X4 $0x01, Y1, Z2, Z2
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4085
-	VMOVNTDQ     Z2, (BX)(CX*2)
-	JMP          stored4084
+fp164861:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
+	VPERMI2PS     Z14, Z13, Z1
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
+	VPERMI2PS     Z14, Z13, Z3
+	VPXORD        Z2, Z2, Z2
+	VCVTPS2PH     $0x00, Z1, Y2
+	VCVTPS2PH     $0x00, Z3, Y1
+	VINSERTI64X4  $0x01, Y1, Z2, Z2
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4868
+	VPSUBW        (BX)(CX*2), Y2, Y1
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y1, K1
+	VPABSW        Y1, Y1
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y1, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y1
+	VMOVDQU16     Y1, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z2, Y1
+	VPSUBW        32(BX)(CX*2), Y1, Y1
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y1, K1
+	VPABSW        Y1, Y1
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y1, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y1
+	VMOVDQU16     Y1, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4085:
+noted4868:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4870
+	VMOVNTDQ Z2, (BX)(CX*2)
+	JMP      stored4869
+
+ordinary4870:
 	VMOVDQU32 Z2, (BX)(CX*2)
 
-stored4084:
-	JMP done4080
+stored4869:
+	JMP done4863
 
-fp324079:
-done4080:
-stored4075:
+fp324862:
+done4863:
+stored4857:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4072:
+check4854:
 	CMPQ CX, R10
-	JB   next4071
+	JB   next4853
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4071
-	JMP  done4055
+	JB   next4853
+	JMP  done4834
 
-fp324054:
+fp324833:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4087
+	JMP  check4872
 
-next4086:
+next4871:
 	TESTQ     AX, AX
-	JEQ       kept4088
+	JEQ       kept4873
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -7111,7 +11746,7 @@ next4086:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4088:
+kept4873:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -7164,11 +11799,11 @@ kept4088:
 	VMOVUPS        Z1, (SI)(CX*4)
 	VMOVUPS        Z3, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4089
+	JNE            unusual4874
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4091
+	JEQ            usual4876
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -7183,20 +11818,71 @@ kept4088:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4091:
-	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4090
+usual4876:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4877
+	VPSUBW        (BX)(CX*2), Y1, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z1, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4089:
+noted4877:
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored4875
+
+unusual4874:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164093
-	JA             fp324094
+	JE             fp164879
+	JA             fp324880
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4096
+	JEQ            usual4882
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -7211,61 +11897,163 @@ unusual4089:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4096:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4098
-	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4097
+usual4882:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4883
+	VPSUBW        (BX)(CX*2), Y1, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z1, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4098:
+noted4883:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4885
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored4884
+
+ordinary4885:
 	VMOVDQU32 Z1, (BX)(CX*2)
 
-stored4097:
-	JMP done4095
+stored4884:
+	JMP done4881
 
-fp164093:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
-	VPERMI2PS    Z14, Z13, Z1
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
-	VPERMI2PS    Z14, Z13, Z3
-	VPXORD       Z2, Z2, Z2
-	VCVTPS2PH    $0x00, Z1, Y2
-	VCVTPS2PH    $0x00, Z3, Y1
-	VINSERTI64X4 $0x01, Y1, Z2, Z2
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4100
-	VMOVNTDQ     Z2, (BX)(CX*2)
-	JMP          stored4099
+fp164879:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
+	VPERMI2PS     Z14, Z13, Z1
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
+	VPERMI2PS     Z14, Z13, Z3
+	VPXORD        Z2, Z2, Z2
+	VCVTPS2PH     $0x00, Z1, Y2
+	VCVTPS2PH     $0x00, Z3, Y1
+	VINSERTI64X4  $0x01, Y1, Z2, Z2
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4886
+	VPSUBW        (BX)(CX*2), Y2, Y1
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y1, K1
+	VPABSW        Y1, Y1
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y1, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y1
+	VMOVDQU16     Y1, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z2, Y1
+	VPSUBW        32(BX)(CX*2), Y1, Y1
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y1, K1
+	VPABSW        Y1, Y1
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y1, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y1
+	VMOVDQU16     Y1, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4100:
+noted4886:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4888
+	VMOVNTDQ Z2, (BX)(CX*2)
+	JMP      stored4887
+
+ordinary4888:
 	VMOVDQU32 Z2, (BX)(CX*2)
 
-stored4099:
-	JMP done4095
+stored4887:
+	JMP done4881
 
-fp324094:
-done4095:
-stored4090:
+fp324880:
+done4881:
+stored4875:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4087:
+check4872:
 	CMPQ CX, R10
-	JB   next4086
+	JB   next4871
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4086
+	JB   next4871
 
-done4055:
-updated4002:
+done4834:
+updated4772:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func sgdFP32BF16AVX512BF16(a *Arguments)
-// Requires: AVX, AVX512F, AVX512_BF16, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
 TEXT ·sgdFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -7289,10 +12077,10 @@ TEXT ·sgdFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned4101
+	JEQ       aligned4889
 	ORQ       $0x04, DI
 
-aligned4101:
+aligned4889:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z2
@@ -7314,23 +12102,23 @@ aligned4101:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain4102
+	JEQ     plain4890
 	VPXORQ  Z3, Z3, Z3
 	VPXORQ  Z4, Z4, Z4
 	VPXORQ  Z5, Z5, Z5
 	VPXORQ  Z6, Z6, Z6
 	CMPQ    CX, $0x01
-	JE      fp164105
-	JA      fp324106
+	JE      fp164893
+	JA      fp324894
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check4109
+	JMP     check4897
 
-next4108:
+next4896:
 	TESTQ     AX, AX
-	JEQ       kept4110
+	JEQ       kept4898
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -7342,7 +12130,7 @@ next4108:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4110:
+kept4898:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -7393,11 +12181,11 @@ kept4110:
 	VMOVUPS        Z16, 64(SI)(CX*4)
 	VPADDQ         Z16, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual4111
+	JNE            unusual4899
 	VCMPPS         $0x03, Z15, Z16, K1
 	LONG $0x407f5262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z16, Z15
 	KORTESTW       K1, K1
-	JEQ            usual4113
+	JEQ            usual4901
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z15
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7412,20 +12200,71 @@ kept4110:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual4113:
-	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored4112
+usual4901:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4902
+	VPSUBW        (BX)(CX*2), Y15, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z15, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4111:
+noted4902:
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4900
+
+unusual4899:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164115
-	JA             fp324116
+	JE             fp164904
+	JA             fp324905
 	VCMPPS         $0x03, Z15, Z16, K1
 	LONG $0x407f5262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z16, Z15
 	KORTESTW       K1, K1
-	JEQ            usual4118
+	JEQ            usual4907
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z15
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7440,63 +12279,165 @@ unusual4111:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual4118:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4120
-	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored4119
+usual4907:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4908
+	VPSUBW        (BX)(CX*2), Y15, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z15, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4120:
+noted4908:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4910
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4909
+
+ordinary4910:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored4119:
-	JMP done4117
+stored4909:
+	JMP done4906
 
-fp164115:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS    Z20, Z19, Z15
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z7, Z7, Z7
-	VCVTPS2PH    $0x00, Z15, Y7
-	VCVTPS2PH    $0x00, Z16, Y15
-	VINSERTI64X4 $0x01, Y15, Z7, Z7
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4122
-	VMOVNTDQ     Z7, (BX)(CX*2)
-	JMP          stored4121
+fp164904:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS     Z20, Z19, Z15
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z7, Z7, Z7
+	VCVTPS2PH     $0x00, Z15, Y7
+	VCVTPS2PH     $0x00, Z16, Y15
+	VINSERTI64X4  $0x01, Y15, Z7, Z7
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4911
+	VPSUBW        (BX)(CX*2), Y7, Y15
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y15
+	VPSUBW        32(BX)(CX*2), Y15, Y15
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4122:
+noted4911:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4913
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4912
+
+ordinary4913:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored4121:
-	JMP done4117
+stored4912:
+	JMP done4906
 
-fp324116:
-done4117:
-stored4112:
+fp324905:
+done4906:
+stored4900:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4109:
+check4897:
 	CMPQ CX, R10
-	JB   next4108
+	JB   next4896
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4108
-	JMP  done4107
+	JB   next4896
+	JMP  done4895
 
-fp164105:
+fp164893:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4124
+	JMP  check4915
 
-next4123:
+next4914:
 	TESTQ     AX, AX
-	JEQ       kept4125
+	JEQ       kept4916
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -7508,7 +12449,7 @@ next4123:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4125:
+kept4916:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -7562,11 +12503,11 @@ kept4125:
 	VMOVUPS        Z16, 64(SI)(CX*4)
 	VPADDQ         Z16, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual4126
+	JNE            unusual4917
 	VCMPPS         $0x03, Z7, Z16, K1
 	LONG $0x407ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z16, Z7
 	KORTESTW       K1, K1
-	JEQ            usual4128
+	JEQ            usual4919
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z7
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7581,20 +12522,71 @@ kept4125:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual4128:
-	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored4127
+usual4919:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4920
+	VPSUBW        (BX)(CX*2), Y7, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4126:
+noted4920:
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4918
+
+unusual4917:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164130
-	JA             fp324131
+	JE             fp164922
+	JA             fp324923
 	VCMPPS         $0x03, Z7, Z16, K1
 	LONG $0x407ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z16, Z7
 	KORTESTW       K1, K1
-	JEQ            usual4133
+	JEQ            usual4925
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z7
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7609,63 +12601,165 @@ unusual4126:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual4133:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4135
-	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored4134
+usual4925:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4926
+	VPSUBW        (BX)(CX*2), Y7, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4135:
+noted4926:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4928
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4927
+
+ordinary4928:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored4134:
-	JMP done4132
+stored4927:
+	JMP done4924
 
-fp164130:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
-	VPERMI2PS    Z20, Z19, Z7
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z7, Y15
-	VCVTPS2PH    $0x00, Z16, Y7
-	VINSERTI64X4 $0x01, Y7, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4137
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored4136
+fp164922:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
+	VPERMI2PS     Z20, Z19, Z7
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z7, Y15
+	VCVTPS2PH     $0x00, Z16, Y7
+	VINSERTI64X4  $0x01, Y7, Z15, Z15
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4929
+	VPSUBW        (BX)(CX*2), Y15, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z15, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4137:
+noted4929:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4931
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4930
+
+ordinary4931:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored4136:
-	JMP done4132
+stored4930:
+	JMP done4924
 
-fp324131:
-done4132:
-stored4127:
+fp324923:
+done4924:
+stored4918:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4124:
+check4915:
 	CMPQ CX, R10
-	JB   next4123
+	JB   next4914
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4123
-	JMP  done4107
+	JB   next4914
+	JMP  done4895
 
-fp324106:
+fp324894:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4139
+	JMP  check4933
 
-next4138:
+next4932:
 	TESTQ     AX, AX
-	JEQ       kept4140
+	JEQ       kept4934
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -7677,7 +12771,7 @@ next4138:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4140:
+kept4934:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -7732,11 +12826,11 @@ kept4140:
 	VMOVUPS        Z16, 64(SI)(CX*4)
 	VPADDQ         Z16, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual4141
+	JNE            unusual4935
 	VCMPPS         $0x03, Z7, Z16, K1
 	LONG $0x407ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z16, Z7
 	KORTESTW       K1, K1
-	JEQ            usual4143
+	JEQ            usual4937
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z7
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7751,20 +12845,71 @@ kept4140:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual4143:
-	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored4142
+usual4937:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4938
+	VPSUBW        (BX)(CX*2), Y7, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4141:
+noted4938:
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4936
+
+unusual4935:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164145
-	JA             fp324146
+	JE             fp164940
+	JA             fp324941
 	VCMPPS         $0x03, Z7, Z16, K1
 	LONG $0x407ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z16, Z7
 	KORTESTW       K1, K1
-	JEQ            usual4148
+	JEQ            usual4943
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z7
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7779,74 +12924,176 @@ unusual4141:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual4148:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4150
-	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored4149
+usual4943:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4944
+	VPSUBW        (BX)(CX*2), Y7, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4150:
+noted4944:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4946
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4945
+
+ordinary4946:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored4149:
-	JMP done4147
+stored4945:
+	JMP done4942
 
-fp164145:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
-	VPERMI2PS    Z20, Z19, Z7
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z7, Y15
-	VCVTPS2PH    $0x00, Z16, Y7
-	VINSERTI64X4 $0x01, Y7, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4152
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored4151
+fp164940:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
+	VPERMI2PS     Z20, Z19, Z7
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z7, Y15
+	VCVTPS2PH     $0x00, Z16, Y7
+	VINSERTI64X4  $0x01, Y7, Z15, Z15
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4947
+	VPSUBW        (BX)(CX*2), Y15, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z15, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4152:
+noted4947:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4949
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4948
+
+ordinary4949:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored4151:
-	JMP done4147
+stored4948:
+	JMP done4942
 
-fp324146:
-done4147:
-stored4142:
+fp324941:
+done4942:
+stored4936:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4139:
+check4933:
 	CMPQ CX, R10
-	JB   next4138
+	JB   next4932
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4138
+	JB   next4932
 
-done4107:
+done4895:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z3, (AX)
 	VMOVDQU32 Z4, 64(AX)
 	VMOVDQU32 Z5, 256(AX)
 	VMOVDQU32 Z6, 320(AX)
-	JMP       updated4103
+	JMP       updated4891
 
-plain4102:
+plain4890:
 	CMPQ CX, $0x01
-	JE   fp164154
-	JA   fp324155
+	JE   fp164951
+	JA   fp324952
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4158
+	JMP  check4955
 
-next4157:
+next4954:
 	TESTQ     AX, AX
-	JEQ       kept4159
+	JEQ       kept4956
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -7858,7 +13105,7 @@ next4157:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4159:
+kept4956:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -7903,11 +13150,11 @@ kept4159:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z5, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4160
+	JNE            unusual4957
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4162
+	JEQ            usual4959
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -7922,20 +13169,71 @@ kept4159:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4162:
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4161
+usual4959:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4960
+	VPSUBW        (BX)(CX*2), Y3, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4160:
+noted4960:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4958
+
+unusual4957:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164164
-	JA             fp324165
+	JE             fp164962
+	JA             fp324963
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4167
+	JEQ            usual4965
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -7950,63 +13248,165 @@ unusual4160:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4167:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4169
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4168
+usual4965:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4966
+	VPSUBW        (BX)(CX*2), Y3, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4169:
+noted4966:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4968
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4967
+
+ordinary4968:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored4168:
-	JMP done4166
+stored4967:
+	JMP done4964
 
-fp164164:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS    Z16, Z15, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
-	VPERMI2PS    Z16, Z15, Z5
-	VPXORD       Z4, Z4, Z4
-	VCVTPS2PH    $0x00, Z3, Y4
-	VCVTPS2PH    $0x00, Z5, Y3
-	VINSERTI64X4 $0x01, Y3, Z4, Z4
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4171
-	VMOVNTDQ     Z4, (BX)(CX*2)
-	JMP          stored4170
+fp164962:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS     Z16, Z15, Z3
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
+	VPERMI2PS     Z16, Z15, Z5
+	VPXORD        Z4, Z4, Z4
+	VCVTPS2PH     $0x00, Z3, Y4
+	VCVTPS2PH     $0x00, Z5, Y3
+	VINSERTI64X4  $0x01, Y3, Z4, Z4
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4969
+	VPSUBW        (BX)(CX*2), Y4, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z4, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4171:
+noted4969:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4971
+	VMOVNTDQ Z4, (BX)(CX*2)
+	JMP      stored4970
+
+ordinary4971:
 	VMOVDQU32 Z4, (BX)(CX*2)
 
-stored4170:
-	JMP done4166
+stored4970:
+	JMP done4964
 
-fp324165:
-done4166:
-stored4161:
+fp324963:
+done4964:
+stored4958:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4158:
+check4955:
 	CMPQ CX, R10
-	JB   next4157
+	JB   next4954
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4157
-	JMP  done4156
+	JB   next4954
+	JMP  done4953
 
-fp164154:
+fp164951:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4173
+	JMP  check4973
 
-next4172:
+next4972:
 	TESTQ     AX, AX
-	JEQ       kept4174
+	JEQ       kept4974
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -8018,7 +13418,7 @@ next4172:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4174:
+kept4974:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -8066,11 +13466,11 @@ kept4174:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z5, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4175
+	JNE            unusual4975
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4177
+	JEQ            usual4977
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -8085,20 +13485,71 @@ kept4174:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4177:
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4176
+usual4977:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4978
+	VPSUBW        (BX)(CX*2), Y3, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4175:
+noted4978:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4976
+
+unusual4975:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164179
-	JA             fp324180
+	JE             fp164980
+	JA             fp324981
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4182
+	JEQ            usual4983
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -8113,63 +13564,165 @@ unusual4175:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4182:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4184
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4183
+usual4983:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4984
+	VPSUBW        (BX)(CX*2), Y3, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4184:
+noted4984:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4986
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4985
+
+ordinary4986:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored4183:
-	JMP done4181
+stored4985:
+	JMP done4982
 
-fp164179:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS    Z16, Z15, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
-	VPERMI2PS    Z16, Z15, Z5
-	VPXORD       Z4, Z4, Z4
-	VCVTPS2PH    $0x00, Z3, Y4
-	VCVTPS2PH    $0x00, Z5, Y3
-	VINSERTI64X4 $0x01, Y3, Z4, Z4
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4186
-	VMOVNTDQ     Z4, (BX)(CX*2)
-	JMP          stored4185
+fp164980:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS     Z16, Z15, Z3
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
+	VPERMI2PS     Z16, Z15, Z5
+	VPXORD        Z4, Z4, Z4
+	VCVTPS2PH     $0x00, Z3, Y4
+	VCVTPS2PH     $0x00, Z5, Y3
+	VINSERTI64X4  $0x01, Y3, Z4, Z4
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4987
+	VPSUBW        (BX)(CX*2), Y4, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z4, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4186:
+noted4987:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4989
+	VMOVNTDQ Z4, (BX)(CX*2)
+	JMP      stored4988
+
+ordinary4989:
 	VMOVDQU32 Z4, (BX)(CX*2)
 
-stored4185:
-	JMP done4181
+stored4988:
+	JMP done4982
 
-fp324180:
-done4181:
-stored4176:
+fp324981:
+done4982:
+stored4976:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4173:
+check4973:
 	CMPQ CX, R10
-	JB   next4172
+	JB   next4972
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4172
-	JMP  done4156
+	JB   next4972
+	JMP  done4953
 
-fp324155:
+fp324952:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4188
+	JMP  check4991
 
-next4187:
+next4990:
 	TESTQ     AX, AX
-	JEQ       kept4189
+	JEQ       kept4992
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -8181,7 +13734,7 @@ next4187:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4189:
+kept4992:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -8230,11 +13783,11 @@ kept4189:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z5, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4190
+	JNE            unusual4993
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4192
+	JEQ            usual4995
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -8249,20 +13802,71 @@ kept4189:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4192:
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4191
+usual4995:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4996
+	VPSUBW        (BX)(CX*2), Y3, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4190:
+noted4996:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4994
+
+unusual4993:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164194
-	JA             fp324195
+	JE             fp164998
+	JA             fp324999
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4197
+	JEQ            usual5001
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -8277,54 +13881,156 @@ unusual4190:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4197:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4199
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4198
+usual5001:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5002
+	VPSUBW        (BX)(CX*2), Y3, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4199:
+noted5002:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5004
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored5003
+
+ordinary5004:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored4198:
-	JMP done4196
+stored5003:
+	JMP done5000
 
-fp164194:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS    Z16, Z15, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
-	VPERMI2PS    Z16, Z15, Z5
-	VPXORD       Z4, Z4, Z4
-	VCVTPS2PH    $0x00, Z3, Y4
-	VCVTPS2PH    $0x00, Z5, Y3
-	VINSERTI64X4 $0x01, Y3, Z4, Z4
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4201
-	VMOVNTDQ     Z4, (BX)(CX*2)
-	JMP          stored4200
+fp164998:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS     Z16, Z15, Z3
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
+	VPERMI2PS     Z16, Z15, Z5
+	VPXORD        Z4, Z4, Z4
+	VCVTPS2PH     $0x00, Z3, Y4
+	VCVTPS2PH     $0x00, Z5, Y3
+	VINSERTI64X4  $0x01, Y3, Z4, Z4
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5005
+	VPSUBW        (BX)(CX*2), Y4, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z4, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4201:
+noted5005:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5007
+	VMOVNTDQ Z4, (BX)(CX*2)
+	JMP      stored5006
+
+ordinary5007:
 	VMOVDQU32 Z4, (BX)(CX*2)
 
-stored4200:
-	JMP done4196
+stored5006:
+	JMP done5000
 
-fp324195:
-done4196:
-stored4191:
+fp324999:
+done5000:
+stored4994:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4188:
+check4991:
 	CMPQ CX, R10
-	JB   next4187
+	JB   next4990
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4187
+	JB   next4990
 
-done4156:
-updated4103:
+done4953:
+updated4891:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -8407,10 +14113,10 @@ TEXT ·adamFP32INT8AVX512BF16(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      64(AX), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned4202
+	JEQ       aligned5008
 	ORQ       $0x04, DI
 
-aligned4202:
+aligned5008:
 	MOVQ a+0(FP), AX
 	MOVQ 136(AX), R8
 	MOVQ a+0(FP), AX
@@ -8422,12 +14128,12 @@ aligned4202:
 	MOVQ a+0(FP), AX
 	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
-	JE   fp164204
-	JA   fp324205
+	JE   fp165010
+	JA   fp325011
 
-block4207:
+block5013:
 	TESTQ   R11, R11
-	JEQ     kept4210
+	JEQ     kept5016
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -8436,7 +14142,7 @@ block4207:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept4210:
+kept5016:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -8456,9 +14162,9 @@ kept4210:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile4208:
+tile5014:
 	TESTQ     R11, R11
-	JEQ       kept4211
+	JEQ       kept5017
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z17
@@ -8476,7 +14182,7 @@ tile4208:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept4211:
+kept5017:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -8587,11 +14293,11 @@ kept4211:
 	VMOVUPS        Z17, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4212
+	JNE            unusual5018
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual4214
+	JEQ            usual5020
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -8606,20 +14312,71 @@ kept4211:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual4214:
-	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored4213
+usual5020:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5021
+	VPSUBW        (BX)(AX*2), Y17, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual4212:
+noted5021:
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored5019
+
+unusual5018:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp164216
-	JA             fp324217
+	JE             fp165023
+	JA             fp325024
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual4219
+	JEQ            usual5026
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -8634,41 +14391,143 @@ unusual4212:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual4219:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4221
-	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored4220
+usual5026:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5027
+	VPSUBW        (BX)(AX*2), Y17, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary4221:
+noted5027:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5029
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored5028
+
+ordinary5029:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored4220:
-	JMP done4218
+stored5028:
+	JMP done5025
 
-fp164216:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS    Z26, Z25, Z17
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z26, Z25, Z18
-	VPXORD       Z5, Z5, Z5
-	VCVTPS2PH    $0x00, Z17, Y5
-	VCVTPS2PH    $0x00, Z18, Y17
-	VINSERTI64X4 $0x01, Y17, Z5, Z5
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4223
-	VMOVNTDQ     Z5, (BX)(AX*2)
-	JMP          stored4222
+fp165023:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z26, Z25, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VPXORD        Z5, Z5, Z5
+	VCVTPS2PH     $0x00, Z17, Y5
+	VCVTPS2PH     $0x00, Z18, Y17
+	VINSERTI64X4  $0x01, Y17, Z5, Z5
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5030
+	VPSUBW        (BX)(AX*2), Y5, Y17
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K6
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y17
+	VPSUBW        32(BX)(AX*2), Y17, Y17
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K6
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary4223:
+noted5030:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5032
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5031
+
+ordinary5032:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored4222:
-	JMP done4218
+stored5031:
+	JMP done5025
 
-fp324217:
-done4218:
-stored4213:
+fp325024:
+done5025:
+stored5019:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -8784,11 +14643,11 @@ stored4213:
 	VMOVUPS        Z17, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4224
+	JNE            unusual5033
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual4226
+	JEQ            usual5035
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -8803,20 +14662,71 @@ stored4213:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual4226:
-	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored4225
+usual5035:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5036
+	VPSUBW        (BX)(AX*2), Y17, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4224:
+noted5036:
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored5034
+
+unusual5033:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164228
-	JA             fp324229
+	JE             fp165038
+	JA             fp325039
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual4231
+	JEQ            usual5041
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -8831,50 +14741,152 @@ unusual4224:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual4231:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4233
-	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored4232
+usual5041:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5042
+	VPSUBW        (BX)(AX*2), Y17, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4233:
+noted5042:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5044
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored5043
+
+ordinary5044:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored4232:
-	JMP done4230
+stored5043:
+	JMP done5040
 
-fp164228:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS    Z29, Z28, Z17
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z29, Z28, Z18
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z17, Y6
-	VCVTPS2PH    $0x00, Z18, Y17
-	VINSERTI64X4 $0x01, Y17, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4235
-	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored4234
+fp165038:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z29, Z28, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z17, Y6
+	VCVTPS2PH     $0x00, Z18, Y17
+	VINSERTI64X4  $0x01, Y17, Z6, Z6
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5045
+	VPSUBW        (BX)(AX*2), Y6, Y17
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K6
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z6, Y17
+	VPSUBW        32(BX)(AX*2), Y17, Y17
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K6
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4235:
+noted5045:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5047
+	VMOVNTDQ Z6, (BX)(AX*2)
+	JMP      stored5046
+
+ordinary5047:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored4234:
-	JMP done4230
+stored5046:
+	JMP done5040
 
-fp324229:
-done4230:
-stored4225:
+fp325039:
+done5040:
+stored5034:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile4208
+	JNE   tile5014
 	CMPL  5120(DX), $0x00
-	JEQ   done4237
+	JEQ   done5049
 	SUBQ  $0x00000100, AX
 
-next4236:
+next5048:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -8893,9 +14905,9 @@ next4236:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4236
+	JNE        next5048
 
-done4237:
+done5049:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -8920,11 +14932,11 @@ done4237:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual4238
+	JEQ           unusual5050
 	CMPL          R14, $0x5f000000
-	JBE           usual4239
+	JBE           usual5051
 
-unusual4238:
+unusual5050:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -8933,7 +14945,7 @@ unusual4238:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next4240:
+next5052:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -8942,7 +14954,7 @@ next4240:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next4240
+	JB            next5052
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -8964,7 +14976,7 @@ next4240:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual4239:
+usual5051:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -9079,13 +15091,13 @@ usual4239:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block4207
-	JMP          done4206
+	JB           block5013
+	JMP          done5012
 
-fp164204:
-block4241:
+fp165010:
+block5053:
 	TESTQ   R11, R11
-	JEQ     kept4244
+	JEQ     kept5056
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -9094,7 +15106,7 @@ block4241:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept4244:
+kept5056:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -9114,9 +15126,9 @@ kept4244:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile4242:
+tile5054:
 	TESTQ     R11, R11
-	JEQ       kept4245
+	JEQ       kept5057
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -9134,7 +15146,7 @@ tile4242:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept4245:
+kept5057:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -9248,11 +15260,11 @@ kept4245:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4246
+	JNE            unusual5058
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4248
+	JEQ            usual5060
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -9267,20 +15279,71 @@ kept4245:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4248:
-	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4247
+usual5060:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5061
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual4246:
+noted5061:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5059
+
+unusual5058:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp164250
-	JA             fp324251
+	JE             fp165063
+	JA             fp325064
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4253
+	JEQ            usual5066
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -9295,41 +15358,143 @@ unusual4246:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4253:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4255
-	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4254
+usual5066:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5067
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary4255:
+noted5067:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5069
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5068
+
+ordinary5069:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored4254:
-	JMP done4252
+stored5068:
+	JMP done5065
 
-fp164250:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z26, Z25, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z26, Z25, Z18
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z5, Y6
-	VCVTPS2PH    $0x00, Z18, Y5
-	VINSERTI64X4 $0x01, Y5, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4257
-	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored4256
+fp165063:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z26, Z25, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z5, Y6
+	VCVTPS2PH     $0x00, Z18, Y5
+	VINSERTI64X4  $0x01, Y5, Z6, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5070
+	VPSUBW        (BX)(AX*2), Y6, Y5
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y5, K6
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y5
+	VPSUBW        32(BX)(AX*2), Y5, Y5
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y5, K6
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary4257:
+noted5070:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5072
+	VMOVNTDQ Z6, (BX)(AX*2)
+	JMP      stored5071
+
+ordinary5072:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored4256:
-	JMP done4252
+stored5071:
+	JMP done5065
 
-fp324251:
-done4252:
-stored4247:
+fp325064:
+done5065:
+stored5059:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -9448,11 +15613,11 @@ stored4247:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4258
+	JNE            unusual5073
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4260
+	JEQ            usual5075
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -9467,20 +15632,71 @@ stored4247:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4260:
-	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4259
+usual5075:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5076
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4258:
+noted5076:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5074
+
+unusual5073:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164262
-	JA             fp324263
+	JE             fp165078
+	JA             fp325079
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4265
+	JEQ            usual5081
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -9495,50 +15711,152 @@ unusual4258:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4265:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4267
-	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4266
+usual5081:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5082
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4267:
+noted5082:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5084
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5083
+
+ordinary5084:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored4266:
-	JMP done4264
+stored5083:
+	JMP done5080
 
-fp164262:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z29, Z28, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z29, Z28, Z18
-	VPXORD       Z17, Z17, Z17
-	VCVTPS2PH    $0x00, Z5, Y17
-	VCVTPS2PH    $0x00, Z18, Y5
-	VINSERTI64X4 $0x01, Y5, Z17, Z17
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4269
-	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored4268
+fp165078:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z29, Z28, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VPXORD        Z17, Z17, Z17
+	VCVTPS2PH     $0x00, Z5, Y17
+	VCVTPS2PH     $0x00, Z18, Y5
+	VINSERTI64X4  $0x01, Y5, Z17, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5085
+	VPSUBW        (BX)(AX*2), Y17, Y5
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K6
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y5
+	VPSUBW        32(BX)(AX*2), Y5, Y5
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K6
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4269:
+noted5085:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5087
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored5086
+
+ordinary5087:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored4268:
-	JMP done4264
+stored5086:
+	JMP done5080
 
-fp324263:
-done4264:
-stored4259:
+fp325079:
+done5080:
+stored5074:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile4242
+	JNE   tile5054
 	CMPL  5120(DX), $0x00
-	JEQ   done4271
+	JEQ   done5089
 	SUBQ  $0x00000100, AX
 
-next4270:
+next5088:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -9557,9 +15875,9 @@ next4270:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4270
+	JNE        next5088
 
-done4271:
+done5089:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -9584,11 +15902,11 @@ done4271:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual4272
+	JEQ           unusual5090
 	CMPL          R14, $0x5f000000
-	JBE           usual4273
+	JBE           usual5091
 
-unusual4272:
+unusual5090:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -9597,7 +15915,7 @@ unusual4272:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next4274:
+next5092:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -9606,7 +15924,7 @@ next4274:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next4274
+	JB            next5092
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -9628,7 +15946,7 @@ next4274:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual4273:
+usual5091:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -9743,13 +16061,13 @@ usual4273:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block4241
-	JMP          done4206
+	JB           block5053
+	JMP          done5012
 
-fp324205:
-block4275:
+fp325011:
+block5093:
 	TESTQ   R11, R11
-	JEQ     kept4278
+	JEQ     kept5096
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -9758,7 +16076,7 @@ block4275:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept4278:
+kept5096:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -9778,9 +16096,9 @@ kept4278:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile4276:
+tile5094:
 	TESTQ     R11, R11
-	JEQ       kept4279
+	JEQ       kept5097
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -9798,7 +16116,7 @@ tile4276:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept4279:
+kept5097:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -9913,11 +16231,11 @@ kept4279:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4280
+	JNE            unusual5098
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4282
+	JEQ            usual5100
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -9932,20 +16250,71 @@ kept4279:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4282:
-	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4281
+usual5100:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5101
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual4280:
+noted5101:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5099
+
+unusual5098:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp164284
-	JA             fp324285
+	JE             fp165103
+	JA             fp325104
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4287
+	JEQ            usual5106
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -9960,41 +16329,143 @@ unusual4280:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4287:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4289
-	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4288
+usual5106:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5107
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary4289:
+noted5107:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5109
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5108
+
+ordinary5109:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored4288:
-	JMP done4286
+stored5108:
+	JMP done5105
 
-fp164284:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z26, Z25, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z26, Z25, Z18
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z5, Y6
-	VCVTPS2PH    $0x00, Z18, Y5
-	VINSERTI64X4 $0x01, Y5, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4291
-	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored4290
+fp165103:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z26, Z25, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z5, Y6
+	VCVTPS2PH     $0x00, Z18, Y5
+	VINSERTI64X4  $0x01, Y5, Z6, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5110
+	VPSUBW        (BX)(AX*2), Y6, Y5
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y5, K6
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y5
+	VPSUBW        32(BX)(AX*2), Y5, Y5
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y5, K6
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary4291:
+noted5110:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5112
+	VMOVNTDQ Z6, (BX)(AX*2)
+	JMP      stored5111
+
+ordinary5112:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored4290:
-	JMP done4286
+stored5111:
+	JMP done5105
 
-fp324285:
-done4286:
-stored4281:
+fp325104:
+done5105:
+stored5099:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -10114,11 +16585,11 @@ stored4281:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4292
+	JNE            unusual5113
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4294
+	JEQ            usual5115
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -10133,20 +16604,71 @@ stored4281:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4294:
-	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4293
+usual5115:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5116
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4292:
+noted5116:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5114
+
+unusual5113:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164296
-	JA             fp324297
+	JE             fp165118
+	JA             fp325119
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4299
+	JEQ            usual5121
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -10161,50 +16683,152 @@ unusual4292:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4299:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4301
-	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4300
+usual5121:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5122
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4301:
+noted5122:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5124
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5123
+
+ordinary5124:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored4300:
-	JMP done4298
+stored5123:
+	JMP done5120
 
-fp164296:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z29, Z28, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z29, Z28, Z18
-	VPXORD       Z17, Z17, Z17
-	VCVTPS2PH    $0x00, Z5, Y17
-	VCVTPS2PH    $0x00, Z18, Y5
-	VINSERTI64X4 $0x01, Y5, Z17, Z17
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4303
-	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored4302
+fp165118:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z29, Z28, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VPXORD        Z17, Z17, Z17
+	VCVTPS2PH     $0x00, Z5, Y17
+	VCVTPS2PH     $0x00, Z18, Y5
+	VINSERTI64X4  $0x01, Y5, Z17, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5125
+	VPSUBW        (BX)(AX*2), Y17, Y5
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K6
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y5
+	VPSUBW        32(BX)(AX*2), Y5, Y5
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K6
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4303:
+noted5125:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5127
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored5126
+
+ordinary5127:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored4302:
-	JMP done4298
+stored5126:
+	JMP done5120
 
-fp324297:
-done4298:
-stored4293:
+fp325119:
+done5120:
+stored5114:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile4276
+	JNE   tile5094
 	CMPL  5120(DX), $0x00
-	JEQ   done4305
+	JEQ   done5129
 	SUBQ  $0x00000100, AX
 
-next4304:
+next5128:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -10223,9 +16847,9 @@ next4304:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4304
+	JNE        next5128
 
-done4305:
+done5129:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -10250,11 +16874,11 @@ done4305:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual4306
+	JEQ           unusual5130
 	CMPL          R14, $0x5f000000
-	JBE           usual4307
+	JBE           usual5131
 
-unusual4306:
+unusual5130:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -10263,7 +16887,7 @@ unusual4306:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next4308:
+next5132:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -10272,7 +16896,7 @@ next4308:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next4308
+	JB            next5132
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -10294,7 +16918,7 @@ next4308:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual4307:
+usual5131:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -10409,10 +17033,10 @@ usual4307:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block4275
+	JB           block5093
 
-done4206:
-tile4309:
+done5012:
+tile5133:
 	MOVQ           AX, CX
 	ANDQ           $0x000001ff, CX
 	MOVQ           CX, BX
@@ -10489,12 +17113,12 @@ tile4309:
 	VMOVDQU32      Z10, -32(CX)(AX*1)
 	ADDQ           $0x20, AX
 	TESTQ          $0x000000ff, AX
-	JNE            tile4309
+	JNE            tile5133
 	CMPL           5120(DX), $0x00
-	JEQ            done4311
+	JEQ            done5135
 	SUBQ           $0x00000100, AX
 
-next4310:
+next5134:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -10513,9 +17137,9 @@ next4310:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4310
+	JNE        next5134
 
-done4311:
+done5135:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER

@@ -4,6 +4,42 @@
 
 #include "textflag.h"
 
+DATA pattern00010001<>+0(SB)/4, $0x00010001
+DATA pattern00010001<>+4(SB)/4, $0x00010001
+DATA pattern00010001<>+8(SB)/4, $0x00010001
+DATA pattern00010001<>+12(SB)/4, $0x00010001
+DATA pattern00010001<>+16(SB)/4, $0x00010001
+DATA pattern00010001<>+20(SB)/4, $0x00010001
+DATA pattern00010001<>+24(SB)/4, $0x00010001
+DATA pattern00010001<>+28(SB)/4, $0x00010001
+DATA pattern00010001<>+32(SB)/4, $0x00010001
+DATA pattern00010001<>+36(SB)/4, $0x00010001
+DATA pattern00010001<>+40(SB)/4, $0x00010001
+DATA pattern00010001<>+44(SB)/4, $0x00010001
+DATA pattern00010001<>+48(SB)/4, $0x00010001
+DATA pattern00010001<>+52(SB)/4, $0x00010001
+DATA pattern00010001<>+56(SB)/4, $0x00010001
+DATA pattern00010001<>+60(SB)/4, $0x00010001
+GLOBL pattern00010001<>(SB), RODATA|NOPTR, $64
+
+DATA patternffffffff<>+0(SB)/4, $0xffffffff
+DATA patternffffffff<>+4(SB)/4, $0xffffffff
+DATA patternffffffff<>+8(SB)/4, $0xffffffff
+DATA patternffffffff<>+12(SB)/4, $0xffffffff
+DATA patternffffffff<>+16(SB)/4, $0xffffffff
+DATA patternffffffff<>+20(SB)/4, $0xffffffff
+DATA patternffffffff<>+24(SB)/4, $0xffffffff
+DATA patternffffffff<>+28(SB)/4, $0xffffffff
+DATA patternffffffff<>+32(SB)/4, $0xffffffff
+DATA patternffffffff<>+36(SB)/4, $0xffffffff
+DATA patternffffffff<>+40(SB)/4, $0xffffffff
+DATA patternffffffff<>+44(SB)/4, $0xffffffff
+DATA patternffffffff<>+48(SB)/4, $0xffffffff
+DATA patternffffffff<>+52(SB)/4, $0xffffffff
+DATA patternffffffff<>+56(SB)/4, $0xffffffff
+DATA patternffffffff<>+60(SB)/4, $0xffffffff
+GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
+
 DATA pattern80000000<>+0(SB)/4, $0x80000000
 DATA pattern80000000<>+4(SB)/4, $0x80000000
 DATA pattern80000000<>+8(SB)/4, $0x80000000
@@ -165,24 +201,6 @@ DATA pattern5f000000<>+52(SB)/4, $0x5f000000
 DATA pattern5f000000<>+56(SB)/4, $0x5f000000
 DATA pattern5f000000<>+60(SB)/4, $0x5f000000
 GLOBL pattern5f000000<>(SB), RODATA|NOPTR, $64
-
-DATA patternffffffff<>+0(SB)/4, $0xffffffff
-DATA patternffffffff<>+4(SB)/4, $0xffffffff
-DATA patternffffffff<>+8(SB)/4, $0xffffffff
-DATA patternffffffff<>+12(SB)/4, $0xffffffff
-DATA patternffffffff<>+16(SB)/4, $0xffffffff
-DATA patternffffffff<>+20(SB)/4, $0xffffffff
-DATA patternffffffff<>+24(SB)/4, $0xffffffff
-DATA patternffffffff<>+28(SB)/4, $0xffffffff
-DATA patternffffffff<>+32(SB)/4, $0xffffffff
-DATA patternffffffff<>+36(SB)/4, $0xffffffff
-DATA patternffffffff<>+40(SB)/4, $0xffffffff
-DATA patternffffffff<>+44(SB)/4, $0xffffffff
-DATA patternffffffff<>+48(SB)/4, $0xffffffff
-DATA patternffffffff<>+52(SB)/4, $0xffffffff
-DATA patternffffffff<>+56(SB)/4, $0xffffffff
-DATA patternffffffff<>+60(SB)/4, $0xffffffff
-GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
 
 DATA pattern3e000000<>+0(SB)/4, $0x3e000000
 DATA pattern3e000000<>+4(SB)/4, $0x3e000000
@@ -419,7 +437,7 @@ DATA ditherOfLanesAVX512Consecutive<>+60(SB)/4, $0x454021d7
 GLOBL ditherOfLanesAVX512Consecutive<>(SB), RODATA|NOPTR, $64
 
 // func adamSplit24FP32AVX512(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adamSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -465,7 +483,7 @@ TEXT ·adamSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain2985
+	JEQ          plain3589
 	VPXORQ       X12, X12, X12
 	VPXORQ       X13, X13, X13
 	VPXORQ       Z14, Z14, Z14
@@ -473,17 +491,17 @@ TEXT ·adamSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	VPXORQ       Z16, Z16, Z16
 	VPXORQ       Z17, Z17, Z17
 	CMPQ         CX, $0x01
-	JE           fp162988
-	JA           fp322989
+	JE           fp163592
+	JA           fp323593
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check2992
+	JMP          check3596
 
-next2991:
+next3595:
 	TESTQ     AX, AX
-	JEQ       kept2993
+	JEQ       kept3597
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y18
@@ -497,7 +515,7 @@ next2991:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2993:
+kept3597:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -536,32 +554,60 @@ kept2993:
 	VPADDD      Z0, Z18, Z19
 	VPSRLD      $0x10, Z19, Z19
 	VPMOVDW     Z19, Y19
-	VMOVDQU32   Y19, (SI)(CX*2)
-	VPSRLD      $0x08, Z18, Z18
-	VPMOVDB     Z18, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X13, X13
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted3598
+	VPSUBW      (SI)(CX*2), Y19, Y20
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y20, K1
+	VPABSW      Y20, Y20
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y20, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (SI)(CX*2), Y20
+	VMOVDQU16   Y20, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check2992:
+noted3598:
+	VMOVDQU32 Y19, (SI)(CX*2)
+	VPSRLD    $0x08, Z18, Z18
+	VPMOVDB   Z18, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X13, X13
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check3596:
 	CMPQ CX, R10
-	JB   next2991
+	JB   next3595
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2991
-	JMP  done2990
+	JB   next3595
+	JMP  done3594
 
-fp162988:
+fp163592:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2995
+	JMP  check3600
 
-next2994:
+next3599:
 	TESTQ     AX, AX
-	JEQ       kept2996
+	JEQ       kept3601
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y18
@@ -575,7 +621,7 @@ next2994:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2996:
+kept3601:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -613,32 +659,60 @@ kept2996:
 	VPADDD      Z0, Z18, Z19
 	VPSRLD      $0x10, Z19, Z19
 	VPMOVDW     Z19, Y19
-	VMOVDQU32   Y19, (SI)(CX*2)
-	VPSRLD      $0x08, Z18, Z18
-	VPMOVDB     Z18, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X13, X13
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted3602
+	VPSUBW      (SI)(CX*2), Y19, Y20
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y20, K1
+	VPABSW      Y20, Y20
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y20, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (SI)(CX*2), Y20
+	VMOVDQU16   Y20, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check2995:
+noted3602:
+	VMOVDQU32 Y19, (SI)(CX*2)
+	VPSRLD    $0x08, Z18, Z18
+	VPMOVDB   Z18, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X13, X13
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check3600:
 	CMPQ CX, R10
-	JB   next2994
+	JB   next3599
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2994
-	JMP  done2990
+	JB   next3599
+	JMP  done3594
 
-fp322989:
+fp323593:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2998
+	JMP  check3604
 
-next2997:
+next3603:
 	TESTQ     AX, AX
-	JEQ       kept2999
+	JEQ       kept3605
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y18
@@ -652,7 +726,7 @@ next2997:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2999:
+kept3605:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -690,22 +764,50 @@ kept2999:
 	VPADDD      Z0, Z18, Z19
 	VPSRLD      $0x10, Z19, Z19
 	VPMOVDW     Z19, Y19
-	VMOVDQU32   Y19, (SI)(CX*2)
-	VPSRLD      $0x08, Z18, Z18
-	VPMOVDB     Z18, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X13, X13
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted3606
+	VPSUBW      (SI)(CX*2), Y19, Y20
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y20, K1
+	VPABSW      Y20, Y20
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y20, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (SI)(CX*2), Y20
+	VMOVDQU16   Y20, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check2998:
+noted3606:
+	VMOVDQU32 Y19, (SI)(CX*2)
+	VPSRLD    $0x08, Z18, Z18
+	VPMOVDB   Z18, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X13, X13
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check3604:
 	CMPQ CX, R10
-	JB   next2997
+	JB   next3603
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2997
+	JB   next3603
 
-done2990:
+done3594:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 X12, 128(AX)
@@ -714,21 +816,21 @@ done2990:
 	VMOVDQU32 Z15, 320(AX)
 	VMOVDQU32 Z16, 384(AX)
 	VMOVDQU32 Z17, 448(AX)
-	JMP       updated2986
+	JMP       updated3590
 
-plain2985:
+plain3589:
 	CMPQ CX, $0x01
-	JE   fp163001
-	JA   fp323002
+	JE   fp163608
+	JA   fp323609
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3005
+	JMP  check3612
 
-next3004:
+next3611:
 	TESTQ     AX, AX
-	JEQ       kept3006
+	JEQ       kept3613
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y12
@@ -742,7 +844,7 @@ next3004:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3006:
+kept3613:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -776,31 +878,59 @@ kept3006:
 	VPADDD      Z0, Z12, Z13
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
-	VMOVDQU32   Y13, (SI)(CX*2)
-	VPSRLD      $0x08, Z12, Z12
-	VPMOVDB     Z12, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted3614
+	VPSUBW      (SI)(CX*2), Y13, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (SI)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check3005:
+noted3614:
+	VMOVDQU32 Y13, (SI)(CX*2)
+	VPSRLD    $0x08, Z12, Z12
+	VPMOVDB   Z12, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check3612:
 	CMPQ CX, R10
-	JB   next3004
+	JB   next3611
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3004
-	JMP  done3003
+	JB   next3611
+	JMP  done3610
 
-fp163001:
+fp163608:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3008
+	JMP  check3616
 
-next3007:
+next3615:
 	TESTQ     AX, AX
-	JEQ       kept3009
+	JEQ       kept3617
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y12
@@ -814,7 +944,7 @@ next3007:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3009:
+kept3617:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -847,31 +977,59 @@ kept3009:
 	VPADDD      Z0, Z12, Z13
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
-	VMOVDQU32   Y13, (SI)(CX*2)
-	VPSRLD      $0x08, Z12, Z12
-	VPMOVDB     Z12, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted3618
+	VPSUBW      (SI)(CX*2), Y13, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (SI)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check3008:
+noted3618:
+	VMOVDQU32 Y13, (SI)(CX*2)
+	VPSRLD    $0x08, Z12, Z12
+	VPMOVDB   Z12, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check3616:
 	CMPQ CX, R10
-	JB   next3007
+	JB   next3615
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3007
-	JMP  done3003
+	JB   next3615
+	JMP  done3610
 
-fp323002:
+fp323609:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3011
+	JMP  check3620
 
-next3010:
+next3619:
 	TESTQ     AX, AX
-	JEQ       kept3012
+	JEQ       kept3621
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y12
@@ -885,7 +1043,7 @@ next3010:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3012:
+kept3621:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -918,28 +1076,56 @@ kept3012:
 	VPADDD      Z0, Z12, Z13
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
-	VMOVDQU32   Y13, (SI)(CX*2)
-	VPSRLD      $0x08, Z12, Z12
-	VPMOVDB     Z12, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted3622
+	VPSUBW      (SI)(CX*2), Y13, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (SI)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check3011:
+noted3622:
+	VMOVDQU32 Y13, (SI)(CX*2)
+	VPSRLD    $0x08, Z12, Z12
+	VPMOVDB   Z12, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check3620:
 	CMPQ CX, R10
-	JB   next3010
+	JB   next3619
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3010
+	JB   next3619
 
-done3003:
-updated2986:
+done3610:
+updated3590:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func lionSplit24FP32AVX512(a *Arguments)
-// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·lionSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -981,23 +1167,23 @@ TEXT ·lionSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3013
+	JEQ          plain3623
 	VPXORQ       X10, X10, X10
 	VPXORQ       X11, X11, X11
 	VPXORQ       Z12, Z12, Z12
 	VPXORQ       Z13, Z13, Z13
 	CMPQ         CX, $0x01
-	JE           fp163016
-	JA           fp323017
+	JE           fp163626
+	JA           fp323627
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3020
+	JMP          check3630
 
-next3019:
+next3629:
 	TESTQ     AX, AX
-	JEQ       kept3021
+	JEQ       kept3631
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -1009,7 +1195,7 @@ next3019:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3021:
+kept3631:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1047,32 +1233,60 @@ kept3021:
 	VPADDD      Z0, Z14, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVDQU32   Y16, (SI)(CX*2)
-	VPSRLD      $0x08, Z14, Z14
-	VPMOVDB     Z14, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X11, X11
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3632
+	VPSUBW      (SI)(CX*2), Y16, Y17
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y17, K1
+	VPABSW      Y17, Y17
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y17, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y17
+	VMOVDQU16   Y17, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3020:
+noted3632:
+	VMOVDQU32 Y16, (SI)(CX*2)
+	VPSRLD    $0x08, Z14, Z14
+	VPMOVDB   Z14, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X11, X11
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3630:
 	CMPQ CX, R9
-	JB   next3019
+	JB   next3629
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3019
-	JMP  done3018
+	JB   next3629
+	JMP  done3628
 
-fp163016:
+fp163626:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3023
+	JMP  check3634
 
-next3022:
+next3633:
 	TESTQ     AX, AX
-	JEQ       kept3024
+	JEQ       kept3635
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -1084,7 +1298,7 @@ next3022:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3024:
+kept3635:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1121,32 +1335,60 @@ kept3024:
 	VPADDD      Z0, Z14, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVDQU32   Y16, (SI)(CX*2)
-	VPSRLD      $0x08, Z14, Z14
-	VPMOVDB     Z14, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X11, X11
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3636
+	VPSUBW      (SI)(CX*2), Y16, Y17
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y17, K1
+	VPABSW      Y17, Y17
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y17, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y17
+	VMOVDQU16   Y17, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3023:
+noted3636:
+	VMOVDQU32 Y16, (SI)(CX*2)
+	VPSRLD    $0x08, Z14, Z14
+	VPMOVDB   Z14, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X11, X11
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3634:
 	CMPQ CX, R9
-	JB   next3022
+	JB   next3633
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3022
-	JMP  done3018
+	JB   next3633
+	JMP  done3628
 
-fp323017:
+fp323627:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3026
+	JMP  check3638
 
-next3025:
+next3637:
 	TESTQ     AX, AX
-	JEQ       kept3027
+	JEQ       kept3639
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -1158,7 +1400,7 @@ next3025:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3027:
+kept3639:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1195,43 +1437,71 @@ kept3027:
 	VPADDD      Z0, Z14, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVDQU32   Y16, (SI)(CX*2)
-	VPSRLD      $0x08, Z14, Z14
-	VPMOVDB     Z14, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X11, X11
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3640
+	VPSUBW      (SI)(CX*2), Y16, Y17
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y17, K1
+	VPABSW      Y17, Y17
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y17, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y17
+	VMOVDQU16   Y17, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3026:
+noted3640:
+	VMOVDQU32 Y16, (SI)(CX*2)
+	VPSRLD    $0x08, Z14, Z14
+	VPMOVDB   Z14, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X11, X11
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3638:
 	CMPQ CX, R9
-	JB   next3025
+	JB   next3637
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3025
+	JB   next3637
 
-done3018:
+done3628:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 X10, 128(AX)
 	VMOVDQU32 X11, 192(AX)
 	VMOVDQU32 Z12, 256(AX)
 	VMOVDQU32 Z13, 320(AX)
-	JMP       updated3014
+	JMP       updated3624
 
-plain3013:
+plain3623:
 	CMPQ CX, $0x01
-	JE   fp163029
-	JA   fp323030
+	JE   fp163642
+	JA   fp323643
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3033
+	JMP  check3646
 
-next3032:
+next3645:
 	TESTQ     AX, AX
-	JEQ       kept3034
+	JEQ       kept3647
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1243,7 +1513,7 @@ next3032:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3034:
+kept3647:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1278,31 +1548,59 @@ kept3034:
 	VPADDD      Z0, Z10, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVDQU32   Y12, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3648
+	VPSUBW      (SI)(CX*2), Y12, Y13
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y13, K1
+	VPABSW      Y13, Y13
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y13, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y13
+	VMOVDQU16   Y13, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3033:
+noted3648:
+	VMOVDQU32 Y12, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3646:
 	CMPQ CX, R9
-	JB   next3032
+	JB   next3645
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3032
-	JMP  done3031
+	JB   next3645
+	JMP  done3644
 
-fp163029:
+fp163642:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3036
+	JMP  check3650
 
-next3035:
+next3649:
 	TESTQ     AX, AX
-	JEQ       kept3037
+	JEQ       kept3651
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1314,7 +1612,7 @@ next3035:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3037:
+kept3651:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1348,31 +1646,59 @@ kept3037:
 	VPADDD      Z0, Z10, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVDQU32   Y12, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3652
+	VPSUBW      (SI)(CX*2), Y12, Y13
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y13, K1
+	VPABSW      Y13, Y13
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y13, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y13
+	VMOVDQU16   Y13, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3036:
+noted3652:
+	VMOVDQU32 Y12, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3650:
 	CMPQ CX, R9
-	JB   next3035
+	JB   next3649
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3035
-	JMP  done3031
+	JB   next3649
+	JMP  done3644
 
-fp323030:
+fp323643:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3039
+	JMP  check3654
 
-next3038:
+next3653:
 	TESTQ     AX, AX
-	JEQ       kept3040
+	JEQ       kept3655
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1384,7 +1710,7 @@ next3038:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3040:
+kept3655:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1418,28 +1744,56 @@ kept3040:
 	VPADDD      Z0, Z10, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVDQU32   Y12, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3656
+	VPSUBW      (SI)(CX*2), Y12, Y13
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y13, K1
+	VPABSW      Y13, Y13
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y13, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y13
+	VMOVDQU16   Y13, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3039:
+noted3656:
+	VMOVDQU32 Y12, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3654:
 	CMPQ CX, R9
-	JB   next3038
+	JB   next3653
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3038
+	JB   next3653
 
-done3031:
-updated3014:
+done3644:
+updated3624:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adagradSplit24FP32AVX512(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adagradSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -1477,23 +1831,23 @@ TEXT ·adagradSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3041
+	JEQ          plain3657
 	VPXORQ       X6, X6, X6
 	VPXORQ       X7, X7, X7
 	VPXORQ       Z8, Z8, Z8
 	VPXORQ       Z9, Z9, Z9
 	CMPQ         CX, $0x01
-	JE           fp163044
-	JA           fp323045
+	JE           fp163660
+	JA           fp323661
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3048
+	JMP          check3664
 
-next3047:
+next3663:
 	TESTQ     AX, AX
-	JEQ       kept3049
+	JEQ       kept3665
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1505,7 +1859,7 @@ next3047:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3049:
+kept3665:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1536,32 +1890,60 @@ kept3049:
 	VPADDD      Z0, Z10, Z11
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y11, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X7, X7
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3666
+	VPSUBW      (SI)(CX*2), Y11, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3048:
+noted3666:
+	VMOVDQU32 Y11, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X7, X7
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3664:
 	CMPQ CX, R9
-	JB   next3047
+	JB   next3663
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3047
-	JMP  done3046
+	JB   next3663
+	JMP  done3662
 
-fp163044:
+fp163660:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3051
+	JMP  check3668
 
-next3050:
+next3667:
 	TESTQ     AX, AX
-	JEQ       kept3052
+	JEQ       kept3669
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1573,7 +1955,7 @@ next3050:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3052:
+kept3669:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1603,32 +1985,60 @@ kept3052:
 	VPADDD      Z0, Z10, Z11
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y11, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X7, X7
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3670
+	VPSUBW      (SI)(CX*2), Y11, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3051:
+noted3670:
+	VMOVDQU32 Y11, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X7, X7
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3668:
 	CMPQ CX, R9
-	JB   next3050
+	JB   next3667
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3050
-	JMP  done3046
+	JB   next3667
+	JMP  done3662
 
-fp323045:
+fp323661:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3054
+	JMP  check3672
 
-next3053:
+next3671:
 	TESTQ     AX, AX
-	JEQ       kept3055
+	JEQ       kept3673
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1640,7 +2050,7 @@ next3053:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3055:
+kept3673:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1670,43 +2080,71 @@ kept3055:
 	VPADDD      Z0, Z10, Z11
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y11, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X7, X7
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3674
+	VPSUBW      (SI)(CX*2), Y11, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3054:
+noted3674:
+	VMOVDQU32 Y11, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X7, X7
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3672:
 	CMPQ CX, R9
-	JB   next3053
+	JB   next3671
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3053
+	JB   next3671
 
-done3046:
+done3662:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 X6, 128(AX)
 	VMOVDQU32 X7, 192(AX)
 	VMOVDQU32 Z8, 256(AX)
 	VMOVDQU32 Z9, 320(AX)
-	JMP       updated3042
+	JMP       updated3658
 
-plain3041:
+plain3657:
 	CMPQ CX, $0x01
-	JE   fp163057
-	JA   fp323058
+	JE   fp163676
+	JA   fp323677
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3061
+	JMP  check3680
 
-next3060:
+next3679:
 	TESTQ     AX, AX
-	JEQ       kept3062
+	JEQ       kept3681
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y6
@@ -1718,7 +2156,7 @@ next3060:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3062:
+kept3681:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1746,31 +2184,59 @@ kept3062:
 	VPADDD      Z0, Z6, Z7
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
-	VMOVDQU32   Y7, (SI)(CX*2)
-	VPSRLD      $0x08, Z6, Z6
-	VPMOVDB     Z6, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3682
+	VPSUBW      (SI)(CX*2), Y7, Y8
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y8, K1
+	VPABSW      Y8, Y8
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y8, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y8
+	VMOVDQU16   Y8, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3061:
+noted3682:
+	VMOVDQU32 Y7, (SI)(CX*2)
+	VPSRLD    $0x08, Z6, Z6
+	VPMOVDB   Z6, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3680:
 	CMPQ CX, R9
-	JB   next3060
+	JB   next3679
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3060
-	JMP  done3059
+	JB   next3679
+	JMP  done3678
 
-fp163057:
+fp163676:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3064
+	JMP  check3684
 
-next3063:
+next3683:
 	TESTQ     AX, AX
-	JEQ       kept3065
+	JEQ       kept3685
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y6
@@ -1782,7 +2248,7 @@ next3063:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3065:
+kept3685:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1809,31 +2275,59 @@ kept3065:
 	VPADDD      Z0, Z6, Z7
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
-	VMOVDQU32   Y7, (SI)(CX*2)
-	VPSRLD      $0x08, Z6, Z6
-	VPMOVDB     Z6, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3686
+	VPSUBW      (SI)(CX*2), Y7, Y8
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y8, K1
+	VPABSW      Y8, Y8
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y8, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y8
+	VMOVDQU16   Y8, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3064:
+noted3686:
+	VMOVDQU32 Y7, (SI)(CX*2)
+	VPSRLD    $0x08, Z6, Z6
+	VPMOVDB   Z6, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3684:
 	CMPQ CX, R9
-	JB   next3063
+	JB   next3683
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3063
-	JMP  done3059
+	JB   next3683
+	JMP  done3678
 
-fp323058:
+fp323677:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3067
+	JMP  check3688
 
-next3066:
+next3687:
 	TESTQ     AX, AX
-	JEQ       kept3068
+	JEQ       kept3689
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y6
@@ -1845,7 +2339,7 @@ next3066:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3068:
+kept3689:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1872,28 +2366,56 @@ kept3068:
 	VPADDD      Z0, Z6, Z7
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
-	VMOVDQU32   Y7, (SI)(CX*2)
-	VPSRLD      $0x08, Z6, Z6
-	VPMOVDB     Z6, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3690
+	VPSUBW      (SI)(CX*2), Y7, Y8
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y8, K1
+	VPABSW      Y8, Y8
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y8, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y8
+	VMOVDQU16   Y8, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3067:
+noted3690:
+	VMOVDQU32 Y7, (SI)(CX*2)
+	VPSRLD    $0x08, Z6, Z6
+	VPMOVDB   Z6, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3688:
 	CMPQ CX, R9
-	JB   next3066
+	JB   next3687
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3066
+	JB   next3687
 
-done3059:
-updated3042:
+done3678:
+updated3658:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func sgdSplit24FP32AVX512(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·sgdSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -1935,23 +2457,23 @@ TEXT ·sgdSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3069
+	JEQ          plain3691
 	VPXORQ       X10, X10, X10
 	VPXORQ       X11, X11, X11
 	VPXORQ       Z12, Z12, Z12
 	VPXORQ       Z13, Z13, Z13
 	CMPQ         CX, $0x01
-	JE           fp163072
-	JA           fp323073
+	JE           fp163694
+	JA           fp323695
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3076
+	JMP          check3698
 
-next3075:
+next3697:
 	TESTQ     AX, AX
-	JEQ       kept3077
+	JEQ       kept3699
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -1963,7 +2485,7 @@ next3075:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3077:
+kept3699:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1994,32 +2516,60 @@ kept3077:
 	VPADDD      Z0, Z14, Z15
 	VPSRLD      $0x10, Z15, Z15
 	VPMOVDW     Z15, Y15
-	VMOVDQU32   Y15, (SI)(CX*2)
-	VPSRLD      $0x08, Z14, Z14
-	VPMOVDB     Z14, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X11, X11
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3700
+	VPSUBW      (SI)(CX*2), Y15, Y16
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y16
+	VMOVDQU16   Y16, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3076:
+noted3700:
+	VMOVDQU32 Y15, (SI)(CX*2)
+	VPSRLD    $0x08, Z14, Z14
+	VPMOVDB   Z14, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X11, X11
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3698:
 	CMPQ CX, R9
-	JB   next3075
+	JB   next3697
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3075
-	JMP  done3074
+	JB   next3697
+	JMP  done3696
 
-fp163072:
+fp163694:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3079
+	JMP  check3702
 
-next3078:
+next3701:
 	TESTQ     AX, AX
-	JEQ       kept3080
+	JEQ       kept3703
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -2031,7 +2581,7 @@ next3078:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3080:
+kept3703:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -2061,32 +2611,60 @@ kept3080:
 	VPADDD      Z0, Z14, Z15
 	VPSRLD      $0x10, Z15, Z15
 	VPMOVDW     Z15, Y15
-	VMOVDQU32   Y15, (SI)(CX*2)
-	VPSRLD      $0x08, Z14, Z14
-	VPMOVDB     Z14, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X11, X11
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3704
+	VPSUBW      (SI)(CX*2), Y15, Y16
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y16
+	VMOVDQU16   Y16, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3079:
+noted3704:
+	VMOVDQU32 Y15, (SI)(CX*2)
+	VPSRLD    $0x08, Z14, Z14
+	VPMOVDB   Z14, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X11, X11
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3702:
 	CMPQ CX, R9
-	JB   next3078
+	JB   next3701
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3078
-	JMP  done3074
+	JB   next3701
+	JMP  done3696
 
-fp323073:
+fp323695:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3082
+	JMP  check3706
 
-next3081:
+next3705:
 	TESTQ     AX, AX
-	JEQ       kept3083
+	JEQ       kept3707
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -2098,7 +2676,7 @@ next3081:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3083:
+kept3707:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -2128,43 +2706,71 @@ kept3083:
 	VPADDD      Z0, Z14, Z15
 	VPSRLD      $0x10, Z15, Z15
 	VPMOVDW     Z15, Y15
-	VMOVDQU32   Y15, (SI)(CX*2)
-	VPSRLD      $0x08, Z14, Z14
-	VPMOVDB     Z14, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X11, X11
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3708
+	VPSUBW      (SI)(CX*2), Y15, Y16
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y16
+	VMOVDQU16   Y16, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3082:
+noted3708:
+	VMOVDQU32 Y15, (SI)(CX*2)
+	VPSRLD    $0x08, Z14, Z14
+	VPMOVDB   Z14, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X11, X11
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3706:
 	CMPQ CX, R9
-	JB   next3081
+	JB   next3705
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3081
+	JB   next3705
 
-done3074:
+done3696:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 X10, 128(AX)
 	VMOVDQU32 X11, 192(AX)
 	VMOVDQU32 Z12, 256(AX)
 	VMOVDQU32 Z13, 320(AX)
-	JMP       updated3070
+	JMP       updated3692
 
-plain3069:
+plain3691:
 	CMPQ CX, $0x01
-	JE   fp163085
-	JA   fp323086
+	JE   fp163710
+	JA   fp323711
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3089
+	JMP  check3714
 
-next3088:
+next3713:
 	TESTQ     AX, AX
-	JEQ       kept3090
+	JEQ       kept3715
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -2176,7 +2782,7 @@ next3088:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3090:
+kept3715:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -2204,31 +2810,59 @@ kept3090:
 	VPADDD      Z0, Z10, Z11
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y11, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3716
+	VPSUBW      (SI)(CX*2), Y11, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3089:
+noted3716:
+	VMOVDQU32 Y11, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3714:
 	CMPQ CX, R9
-	JB   next3088
+	JB   next3713
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3088
-	JMP  done3087
+	JB   next3713
+	JMP  done3712
 
-fp163085:
+fp163710:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3092
+	JMP  check3718
 
-next3091:
+next3717:
 	TESTQ     AX, AX
-	JEQ       kept3093
+	JEQ       kept3719
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -2240,7 +2874,7 @@ next3091:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3093:
+kept3719:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -2267,31 +2901,59 @@ kept3093:
 	VPADDD      Z0, Z10, Z11
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y11, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3720
+	VPSUBW      (SI)(CX*2), Y11, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3092:
+noted3720:
+	VMOVDQU32 Y11, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3718:
 	CMPQ CX, R9
-	JB   next3091
+	JB   next3717
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3091
-	JMP  done3087
+	JB   next3717
+	JMP  done3712
 
-fp323086:
+fp323711:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3095
+	JMP  check3722
 
-next3094:
+next3721:
 	TESTQ     AX, AX
-	JEQ       kept3096
+	JEQ       kept3723
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -2303,7 +2965,7 @@ next3094:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3096:
+kept3723:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -2330,22 +2992,50 @@ kept3096:
 	VPADDD      Z0, Z10, Z11
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y11, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3724
+	VPSUBW      (SI)(CX*2), Y11, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3095:
+noted3724:
+	VMOVDQU32 Y11, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3722:
 	CMPQ CX, R9
-	JB   next3094
+	JB   next3721
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3094
+	JB   next3721
 
-done3087:
-updated3070:
+done3712:
+updated3692:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2370,15 +3060,15 @@ TEXT ·trafficSplit241xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp163098
-	JA     fp323099
+	JE     fp163726
+	JA     fp323727
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check3102
+	JMP    check3730
 
-next3101:
+next3729:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -2393,23 +3083,23 @@ next3101:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check3102:
+check3730:
 	CMPQ DX, R8
-	JB   next3101
+	JB   next3729
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next3101
-	JMP  done3100
+	JB   next3729
+	JMP  done3728
 
-fp163098:
+fp163726:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check3104
+	JMP  check3732
 
-next3103:
+next3731:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -2424,23 +3114,23 @@ next3103:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check3104:
+check3732:
 	CMPQ DX, R8
-	JB   next3103
+	JB   next3731
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next3103
-	JMP  done3100
+	JB   next3731
+	JMP  done3728
 
-fp323099:
+fp323727:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check3106
+	JMP  check3734
 
-next3105:
+next3733:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -2455,15 +3145,15 @@ next3105:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check3106:
+check3734:
 	CMPQ DX, R8
-	JB   next3105
+	JB   next3733
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next3105
+	JB   next3733
 
-done3100:
+done3728:
 	VZEROUPPER
 	RET
 
@@ -2489,15 +3179,15 @@ TEXT ·trafficSplit242xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp163108
-	JA     fp323109
+	JE     fp163736
+	JA     fp323737
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check3112
+	JMP    check3740
 
-next3111:
+next3739:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -2515,23 +3205,23 @@ next3111:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check3112:
+check3740:
 	CMPQ DX, R9
-	JB   next3111
+	JB   next3739
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3111
-	JMP  done3110
+	JB   next3739
+	JMP  done3738
 
-fp163108:
+fp163736:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check3114
+	JMP  check3742
 
-next3113:
+next3741:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -2549,23 +3239,23 @@ next3113:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check3114:
+check3742:
 	CMPQ DX, R9
-	JB   next3113
+	JB   next3741
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3113
-	JMP  done3110
+	JB   next3741
+	JMP  done3738
 
-fp323109:
+fp323737:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check3116
+	JMP  check3744
 
-next3115:
+next3743:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -2583,15 +3273,15 @@ next3115:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check3116:
+check3744:
 	CMPQ DX, R9
-	JB   next3115
+	JB   next3743
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3115
+	JB   next3743
 
-done3110:
+done3738:
 	VZEROUPPER
 	RET
 
@@ -2648,7 +3338,7 @@ TEXT ·adamSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain3117
+	JEQ          plain3745
 	VPXORQ       Y16, Y16, Y16
 	VPXORQ       Y17, Y17, Y17
 	VPXORQ       Z18, Z18, Z18
@@ -2656,17 +3346,17 @@ TEXT ·adamSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	VPXORQ       Z20, Z20, Z20
 	VPXORQ       Z21, Z21, Z21
 	CMPQ         CX, $0x01
-	JE           fp163120
-	JA           fp323121
+	JE           fp163748
+	JA           fp323749
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check3124
+	JMP          check3752
 
-next3123:
+next3751:
 	TESTQ     AX, AX
-	JEQ       kept3125
+	JEQ       kept3753
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z22
@@ -2680,114 +3370,165 @@ next3123:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3125:
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (BX)(R11*1)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	VPADDQ      (BX)(CX*1), Y16, Y16
-	VPADDQ      (DI)(CX*2), Z18, Z18
-	VPADDQ      (R8)(CX*2), Z20, Z20
-	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU32   (DX)(CX*2), Z23
-	VPSLLD      $0x10, Z23, Z22
-	VPANDD      Z1, Z23, Z23
-	VPMOVZXBW   (BX)(CX*1), Z24
-	VPSLLW      $0x08, Z24, Z24
-	VPSRAW      $0x0f, Z24, Z25
-	VPADDW      (SI)(CX*2), Z25, Z25
-	VPSLLD      $0x10, Z25, Z26
-	VPTERNLOGD  $0xf4, Z1, Z24, Z26
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z25, Z1, Z24
-	VMULPS      Z12, Z22, Z22
-	VFMADD231PS Z13, Z26, Z22
-	VMULPS      Z12, Z23, Z23
-	VFMADD231PS Z13, Z24, Z23
-	VMOVDQU32   (DI)(CX*2), Z27
-	VPSLLD      $0x10, Z27, Z25
-	VPANDD      Z1, Z27, Z27
-	VMULPS      Z25, Z6, Z25
-	VFMADD231PS Z7, Z22, Z25
-	VMULPS      Z27, Z6, Z27
-	VFMADD231PS Z7, Z23, Z27
-	VMULPS      Z22, Z22, Z22
-	VMULPS      Z23, Z23, Z23
-	VMOVDQU32   (R8)(CX*2), Z29
-	VPSLLD      $0x10, Z29, Z28
-	VPANDD      Z1, Z29, Z29
-	VMULPS      Z28, Z8, Z28
-	VFMADD231PS Z9, Z22, Z28
-	VMULPS      Z29, Z8, Z22
-	VFMADD231PS Z9, Z23, Z22
-	VPADDD      Z0, Z25, Z23
-	VPADDD      Z0, Z27, Z29
-	VPSRLD      $0x10, Z23, Z23
-	VPTERNLOGD  $0xf8, Z29, Z1, Z23
-	VMOVDQU32   Z23, (DI)(CX*2)
-	VPADDQ      Z23, Z19, Z19
-	VPMULLD     Z5, Z5, Z23
-	VPSRLD      $0x10, Z23, Z23
-	VPADDD      Z2, Z5, Z29
-	VPMULLD     Z29, Z29, Z29
-	VPSRLD      $0x10, Z29, Z29
-	VPADDD      Z28, Z23, Z23
-	VPADDD      Z22, Z29, Z29
-	VPSRLD      $0x10, Z23, Z23
-	VPTERNLOGD  $0xf8, Z29, Z1, Z23
-	VMOVDQU32   Z23, (R8)(CX*2)
-	VPADDQ      Z23, Z21, Z21
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z28, Z28
-	VSQRTPS     Z22, Z22
-	VFMADD213PS Z14, Z10, Z28
-	VDIVPS      Z28, Z25, Z25
-	VFMADD231PS Z15, Z26, Z26
-	VFMADD231PS Z11, Z25, Z26
-	VFMADD213PS Z14, Z10, Z22
-	VDIVPS      Z22, Z27, Z27
-	VFMADD231PS Z15, Z24, Z24
-	VFMADD231PS Z11, Z27, Z24
-	VPMULLD     Z4, Z4, Z22
-	VPSRLD      $0x18, Z22, Z22
-	VPADDD      Z2, Z4, Z23
-	VPMULLD     Z23, Z23, Z23
-	VPSRLD      $0x18, Z23, Z23
-	VPADDD      Z26, Z22, Z22
-	VPADDD      Z24, Z23, Z23
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z22, Z24
-	VPADDD      Z0, Z23, Z25
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z25, Z1, Z24
-	VMOVDQU32   Z24, (SI)(CX*2)
-	VPSLLD      $0x10, Z23, Z23
-	VPTERNLOGD  $0xf4, Z1, Z22, Z23
-	VPSRLW      $0x08, Z23, Z23
-	VPMOVWB     Z23, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y17, Y17
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept3753:
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (BX)(R11*1)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	VPADDQ        (BX)(CX*1), Y16, Y16
+	VPADDQ        (DI)(CX*2), Z18, Z18
+	VPADDQ        (R8)(CX*2), Z20, Z20
+	PREFETCHT0    (DX)(R11*2)
+	VMOVDQU32     (DX)(CX*2), Z23
+	VPSLLD        $0x10, Z23, Z22
+	VPANDD        Z1, Z23, Z23
+	VPMOVZXBW     (BX)(CX*1), Z24
+	VPSLLW        $0x08, Z24, Z24
+	VPSRAW        $0x0f, Z24, Z25
+	VPADDW        (SI)(CX*2), Z25, Z25
+	VPSLLD        $0x10, Z25, Z26
+	VPTERNLOGD    $0xf4, Z1, Z24, Z26
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z25, Z1, Z24
+	VMULPS        Z12, Z22, Z22
+	VFMADD231PS   Z13, Z26, Z22
+	VMULPS        Z12, Z23, Z23
+	VFMADD231PS   Z13, Z24, Z23
+	VMOVDQU32     (DI)(CX*2), Z27
+	VPSLLD        $0x10, Z27, Z25
+	VPANDD        Z1, Z27, Z27
+	VMULPS        Z25, Z6, Z25
+	VFMADD231PS   Z7, Z22, Z25
+	VMULPS        Z27, Z6, Z27
+	VFMADD231PS   Z7, Z23, Z27
+	VMULPS        Z22, Z22, Z22
+	VMULPS        Z23, Z23, Z23
+	VMOVDQU32     (R8)(CX*2), Z29
+	VPSLLD        $0x10, Z29, Z28
+	VPANDD        Z1, Z29, Z29
+	VMULPS        Z28, Z8, Z28
+	VFMADD231PS   Z9, Z22, Z28
+	VMULPS        Z29, Z8, Z22
+	VFMADD231PS   Z9, Z23, Z22
+	VPADDD        Z0, Z25, Z23
+	VPADDD        Z0, Z27, Z29
+	VPSRLD        $0x10, Z23, Z23
+	VPTERNLOGD    $0xf8, Z29, Z1, Z23
+	VMOVDQU32     Z23, (DI)(CX*2)
+	VPADDQ        Z23, Z19, Z19
+	VPMULLD       Z5, Z5, Z23
+	VPSRLD        $0x10, Z23, Z23
+	VPADDD        Z2, Z5, Z29
+	VPMULLD       Z29, Z29, Z29
+	VPSRLD        $0x10, Z29, Z29
+	VPADDD        Z28, Z23, Z23
+	VPADDD        Z22, Z29, Z29
+	VPSRLD        $0x10, Z23, Z23
+	VPTERNLOGD    $0xf8, Z29, Z1, Z23
+	VMOVDQU32     Z23, (R8)(CX*2)
+	VPADDQ        Z23, Z21, Z21
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z28, Z28
+	VSQRTPS       Z22, Z22
+	VFMADD213PS   Z14, Z10, Z28
+	VDIVPS        Z28, Z25, Z25
+	VFMADD231PS   Z15, Z26, Z26
+	VFMADD231PS   Z11, Z25, Z26
+	VFMADD213PS   Z14, Z10, Z22
+	VDIVPS        Z22, Z27, Z27
+	VFMADD231PS   Z15, Z24, Z24
+	VFMADD231PS   Z11, Z27, Z24
+	VPMULLD       Z4, Z4, Z22
+	VPSRLD        $0x18, Z22, Z22
+	VPADDD        Z2, Z4, Z23
+	VPMULLD       Z23, Z23, Z23
+	VPSRLD        $0x18, Z23, Z23
+	VPADDD        Z26, Z22, Z22
+	VPADDD        Z24, Z23, Z23
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z22, Z24
+	VPADDD        Z0, Z23, Z25
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z25, Z1, Z24
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3754
+	VPSUBW        (SI)(CX*2), Y24, Y25
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y25, K1
+	VPABSW        Y25, Y25
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y25, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y25, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(CX*2), Y25
+	VMOVDQU16     Y25, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z24, Y25
+	VPSUBW        32(SI)(CX*2), Y25, Y25
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y25, K1
+	VPABSW        Y25, Y25
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y25, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y25, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(CX*2), Y25
+	VMOVDQU16     Y25, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check3124:
+noted3754:
+	VMOVDQU32  Z24, (SI)(CX*2)
+	VPSLLD     $0x10, Z23, Z23
+	VPTERNLOGD $0xf4, Z1, Z22, Z23
+	VPSRLW     $0x08, Z23, Z23
+	VPMOVWB    Z23, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y17, Y17
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R11
+
+check3752:
 	CMPQ CX, R10
-	JB   next3123
+	JB   next3751
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3123
-	JMP  done3122
+	JB   next3751
+	JMP  done3750
 
-fp163120:
+fp163748:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3127
+	JMP  check3756
 
-next3126:
+next3755:
 	TESTQ     AX, AX
-	JEQ       kept3128
+	JEQ       kept3757
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z22
@@ -2801,117 +3542,168 @@ next3126:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3128:
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (BX)(R11*1)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	VPADDQ      (BX)(CX*1), Y16, Y16
-	VPADDQ      (DI)(CX*2), Z18, Z18
-	VPADDQ      (R8)(CX*2), Z20, Z20
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z22
-	VCVTPH2PS   32(DX)(CX*2), Z23
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z24
-	VPERMI2PS   Z23, Z22, Z24
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z25
-	VPERMI2PS   Z23, Z22, Z25
-	VPMOVZXBW   (BX)(CX*1), Z22
-	VPSLLW      $0x08, Z22, Z22
-	VPSRAW      $0x0f, Z22, Z23
-	VPADDW      (SI)(CX*2), Z23, Z23
-	VPSLLD      $0x10, Z23, Z26
-	VPTERNLOGD  $0xf4, Z1, Z22, Z26
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z23, Z1, Z22
-	VMULPS      Z12, Z24, Z24
-	VFMADD231PS Z13, Z26, Z24
-	VMULPS      Z12, Z25, Z25
-	VFMADD231PS Z13, Z22, Z25
-	VMOVDQU32   (DI)(CX*2), Z27
-	VPSLLD      $0x10, Z27, Z23
-	VPANDD      Z1, Z27, Z27
-	VMULPS      Z23, Z6, Z23
-	VFMADD231PS Z7, Z24, Z23
-	VMULPS      Z27, Z6, Z27
-	VFMADD231PS Z7, Z25, Z27
-	VMULPS      Z24, Z24, Z24
-	VMULPS      Z25, Z25, Z25
-	VMOVDQU32   (R8)(CX*2), Z29
-	VPSLLD      $0x10, Z29, Z28
-	VPANDD      Z1, Z29, Z29
-	VMULPS      Z28, Z8, Z28
-	VFMADD231PS Z9, Z24, Z28
-	VMULPS      Z29, Z8, Z24
-	VFMADD231PS Z9, Z25, Z24
-	VPADDD      Z0, Z23, Z25
-	VPADDD      Z0, Z27, Z29
-	VPSRLD      $0x10, Z25, Z25
-	VPTERNLOGD  $0xf8, Z29, Z1, Z25
-	VMOVDQU32   Z25, (DI)(CX*2)
-	VPADDQ      Z25, Z19, Z19
-	VPMULLD     Z5, Z5, Z25
-	VPSRLD      $0x10, Z25, Z25
-	VPADDD      Z2, Z5, Z29
-	VPMULLD     Z29, Z29, Z29
-	VPSRLD      $0x10, Z29, Z29
-	VPADDD      Z28, Z25, Z25
-	VPADDD      Z24, Z29, Z29
-	VPSRLD      $0x10, Z25, Z25
-	VPTERNLOGD  $0xf8, Z29, Z1, Z25
-	VMOVDQU32   Z25, (R8)(CX*2)
-	VPADDQ      Z25, Z21, Z21
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z28, Z28
-	VSQRTPS     Z24, Z24
-	VFMADD213PS Z14, Z10, Z28
-	VDIVPS      Z28, Z23, Z23
-	VFMADD231PS Z15, Z26, Z26
-	VFMADD231PS Z11, Z23, Z26
-	VFMADD213PS Z14, Z10, Z24
-	VDIVPS      Z24, Z27, Z27
-	VFMADD231PS Z15, Z22, Z22
-	VFMADD231PS Z11, Z27, Z22
-	VPMULLD     Z4, Z4, Z23
-	VPSRLD      $0x18, Z23, Z23
-	VPADDD      Z2, Z4, Z24
-	VPMULLD     Z24, Z24, Z24
-	VPSRLD      $0x18, Z24, Z24
-	VPADDD      Z26, Z23, Z23
-	VPADDD      Z22, Z24, Z24
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z23, Z22
-	VPADDD      Z0, Z24, Z25
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z25, Z1, Z22
-	VMOVDQU32   Z22, (SI)(CX*2)
-	VPSLLD      $0x10, Z24, Z22
-	VPTERNLOGD  $0xf4, Z1, Z23, Z22
-	VPSRLW      $0x08, Z22, Z22
-	VPMOVWB     Z22, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y17, Y17
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept3757:
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (BX)(R11*1)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	VPADDQ        (BX)(CX*1), Y16, Y16
+	VPADDQ        (DI)(CX*2), Z18, Z18
+	VPADDQ        (R8)(CX*2), Z20, Z20
+	PREFETCHT0    (DX)(R11*2)
+	VCVTPH2PS     (DX)(CX*2), Z22
+	VCVTPH2PS     32(DX)(CX*2), Z23
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z24
+	VPERMI2PS     Z23, Z22, Z24
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z25
+	VPERMI2PS     Z23, Z22, Z25
+	VPMOVZXBW     (BX)(CX*1), Z22
+	VPSLLW        $0x08, Z22, Z22
+	VPSRAW        $0x0f, Z22, Z23
+	VPADDW        (SI)(CX*2), Z23, Z23
+	VPSLLD        $0x10, Z23, Z26
+	VPTERNLOGD    $0xf4, Z1, Z22, Z26
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z23, Z1, Z22
+	VMULPS        Z12, Z24, Z24
+	VFMADD231PS   Z13, Z26, Z24
+	VMULPS        Z12, Z25, Z25
+	VFMADD231PS   Z13, Z22, Z25
+	VMOVDQU32     (DI)(CX*2), Z27
+	VPSLLD        $0x10, Z27, Z23
+	VPANDD        Z1, Z27, Z27
+	VMULPS        Z23, Z6, Z23
+	VFMADD231PS   Z7, Z24, Z23
+	VMULPS        Z27, Z6, Z27
+	VFMADD231PS   Z7, Z25, Z27
+	VMULPS        Z24, Z24, Z24
+	VMULPS        Z25, Z25, Z25
+	VMOVDQU32     (R8)(CX*2), Z29
+	VPSLLD        $0x10, Z29, Z28
+	VPANDD        Z1, Z29, Z29
+	VMULPS        Z28, Z8, Z28
+	VFMADD231PS   Z9, Z24, Z28
+	VMULPS        Z29, Z8, Z24
+	VFMADD231PS   Z9, Z25, Z24
+	VPADDD        Z0, Z23, Z25
+	VPADDD        Z0, Z27, Z29
+	VPSRLD        $0x10, Z25, Z25
+	VPTERNLOGD    $0xf8, Z29, Z1, Z25
+	VMOVDQU32     Z25, (DI)(CX*2)
+	VPADDQ        Z25, Z19, Z19
+	VPMULLD       Z5, Z5, Z25
+	VPSRLD        $0x10, Z25, Z25
+	VPADDD        Z2, Z5, Z29
+	VPMULLD       Z29, Z29, Z29
+	VPSRLD        $0x10, Z29, Z29
+	VPADDD        Z28, Z25, Z25
+	VPADDD        Z24, Z29, Z29
+	VPSRLD        $0x10, Z25, Z25
+	VPTERNLOGD    $0xf8, Z29, Z1, Z25
+	VMOVDQU32     Z25, (R8)(CX*2)
+	VPADDQ        Z25, Z21, Z21
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z28, Z28
+	VSQRTPS       Z24, Z24
+	VFMADD213PS   Z14, Z10, Z28
+	VDIVPS        Z28, Z23, Z23
+	VFMADD231PS   Z15, Z26, Z26
+	VFMADD231PS   Z11, Z23, Z26
+	VFMADD213PS   Z14, Z10, Z24
+	VDIVPS        Z24, Z27, Z27
+	VFMADD231PS   Z15, Z22, Z22
+	VFMADD231PS   Z11, Z27, Z22
+	VPMULLD       Z4, Z4, Z23
+	VPSRLD        $0x18, Z23, Z23
+	VPADDD        Z2, Z4, Z24
+	VPMULLD       Z24, Z24, Z24
+	VPSRLD        $0x18, Z24, Z24
+	VPADDD        Z26, Z23, Z23
+	VPADDD        Z22, Z24, Z24
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z23, Z22
+	VPADDD        Z0, Z24, Z25
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z25, Z1, Z22
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3758
+	VPSUBW        (SI)(CX*2), Y22, Y25
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y25, K1
+	VPABSW        Y25, Y25
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y25, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y25, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(CX*2), Y25
+	VMOVDQU16     Y25, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z22, Y25
+	VPSUBW        32(SI)(CX*2), Y25, Y25
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y25, K1
+	VPABSW        Y25, Y25
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y25, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y25, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(CX*2), Y25
+	VMOVDQU16     Y25, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check3127:
+noted3758:
+	VMOVDQU32  Z22, (SI)(CX*2)
+	VPSLLD     $0x10, Z24, Z22
+	VPTERNLOGD $0xf4, Z1, Z23, Z22
+	VPSRLW     $0x08, Z22, Z22
+	VPMOVWB    Z22, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y17, Y17
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R11
+
+check3756:
 	CMPQ CX, R10
-	JB   next3126
+	JB   next3755
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3126
-	JMP  done3122
+	JB   next3755
+	JMP  done3750
 
-fp323121:
+fp323749:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3130
+	JMP  check3760
 
-next3129:
+next3759:
 	TESTQ     AX, AX
-	JEQ       kept3131
+	JEQ       kept3761
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z22
@@ -2925,108 +3717,159 @@ next3129:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3131:
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (BX)(R11*1)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	VPADDQ      (BX)(CX*1), Y16, Y16
-	VPADDQ      (DI)(CX*2), Z18, Z18
-	VPADDQ      (R8)(CX*2), Z20, Z20
-	PREFETCHT0  (DX)(R11*4)
-	PREFETCHT0  64(DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z22
-	VMOVUPS     64(DX)(CX*4), Z23
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z24
-	VPERMI2PS   Z23, Z22, Z24
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z25
-	VPERMI2PS   Z23, Z22, Z25
-	VPMOVZXBW   (BX)(CX*1), Z22
-	VPSLLW      $0x08, Z22, Z22
-	VPSRAW      $0x0f, Z22, Z23
-	VPADDW      (SI)(CX*2), Z23, Z23
-	VPSLLD      $0x10, Z23, Z26
-	VPTERNLOGD  $0xf4, Z1, Z22, Z26
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z23, Z1, Z22
-	VMULPS      Z12, Z24, Z24
-	VFMADD231PS Z13, Z26, Z24
-	VMULPS      Z12, Z25, Z25
-	VFMADD231PS Z13, Z22, Z25
-	VMOVDQU32   (DI)(CX*2), Z27
-	VPSLLD      $0x10, Z27, Z23
-	VPANDD      Z1, Z27, Z27
-	VMULPS      Z23, Z6, Z23
-	VFMADD231PS Z7, Z24, Z23
-	VMULPS      Z27, Z6, Z27
-	VFMADD231PS Z7, Z25, Z27
-	VMULPS      Z24, Z24, Z24
-	VMULPS      Z25, Z25, Z25
-	VMOVDQU32   (R8)(CX*2), Z29
-	VPSLLD      $0x10, Z29, Z28
-	VPANDD      Z1, Z29, Z29
-	VMULPS      Z28, Z8, Z28
-	VFMADD231PS Z9, Z24, Z28
-	VMULPS      Z29, Z8, Z24
-	VFMADD231PS Z9, Z25, Z24
-	VPADDD      Z0, Z23, Z25
-	VPADDD      Z0, Z27, Z29
-	VPSRLD      $0x10, Z25, Z25
-	VPTERNLOGD  $0xf8, Z29, Z1, Z25
-	VMOVDQU32   Z25, (DI)(CX*2)
-	VPADDQ      Z25, Z19, Z19
-	VPMULLD     Z5, Z5, Z25
-	VPSRLD      $0x10, Z25, Z25
-	VPADDD      Z2, Z5, Z29
-	VPMULLD     Z29, Z29, Z29
-	VPSRLD      $0x10, Z29, Z29
-	VPADDD      Z28, Z25, Z25
-	VPADDD      Z24, Z29, Z29
-	VPSRLD      $0x10, Z25, Z25
-	VPTERNLOGD  $0xf8, Z29, Z1, Z25
-	VMOVDQU32   Z25, (R8)(CX*2)
-	VPADDQ      Z25, Z21, Z21
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z28, Z28
-	VSQRTPS     Z24, Z24
-	VFMADD213PS Z14, Z10, Z28
-	VDIVPS      Z28, Z23, Z23
-	VFMADD231PS Z15, Z26, Z26
-	VFMADD231PS Z11, Z23, Z26
-	VFMADD213PS Z14, Z10, Z24
-	VDIVPS      Z24, Z27, Z27
-	VFMADD231PS Z15, Z22, Z22
-	VFMADD231PS Z11, Z27, Z22
-	VPMULLD     Z4, Z4, Z23
-	VPSRLD      $0x18, Z23, Z23
-	VPADDD      Z2, Z4, Z24
-	VPMULLD     Z24, Z24, Z24
-	VPSRLD      $0x18, Z24, Z24
-	VPADDD      Z26, Z23, Z23
-	VPADDD      Z22, Z24, Z24
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z23, Z22
-	VPADDD      Z0, Z24, Z25
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z25, Z1, Z22
-	VMOVDQU32   Z22, (SI)(CX*2)
-	VPSLLD      $0x10, Z24, Z22
-	VPTERNLOGD  $0xf4, Z1, Z23, Z22
-	VPSRLW      $0x08, Z22, Z22
-	VPMOVWB     Z22, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y17, Y17
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept3761:
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (BX)(R11*1)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	VPADDQ        (BX)(CX*1), Y16, Y16
+	VPADDQ        (DI)(CX*2), Z18, Z18
+	VPADDQ        (R8)(CX*2), Z20, Z20
+	PREFETCHT0    (DX)(R11*4)
+	PREFETCHT0    64(DX)(R11*4)
+	VMOVUPS       (DX)(CX*4), Z22
+	VMOVUPS       64(DX)(CX*4), Z23
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z24
+	VPERMI2PS     Z23, Z22, Z24
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z25
+	VPERMI2PS     Z23, Z22, Z25
+	VPMOVZXBW     (BX)(CX*1), Z22
+	VPSLLW        $0x08, Z22, Z22
+	VPSRAW        $0x0f, Z22, Z23
+	VPADDW        (SI)(CX*2), Z23, Z23
+	VPSLLD        $0x10, Z23, Z26
+	VPTERNLOGD    $0xf4, Z1, Z22, Z26
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z23, Z1, Z22
+	VMULPS        Z12, Z24, Z24
+	VFMADD231PS   Z13, Z26, Z24
+	VMULPS        Z12, Z25, Z25
+	VFMADD231PS   Z13, Z22, Z25
+	VMOVDQU32     (DI)(CX*2), Z27
+	VPSLLD        $0x10, Z27, Z23
+	VPANDD        Z1, Z27, Z27
+	VMULPS        Z23, Z6, Z23
+	VFMADD231PS   Z7, Z24, Z23
+	VMULPS        Z27, Z6, Z27
+	VFMADD231PS   Z7, Z25, Z27
+	VMULPS        Z24, Z24, Z24
+	VMULPS        Z25, Z25, Z25
+	VMOVDQU32     (R8)(CX*2), Z29
+	VPSLLD        $0x10, Z29, Z28
+	VPANDD        Z1, Z29, Z29
+	VMULPS        Z28, Z8, Z28
+	VFMADD231PS   Z9, Z24, Z28
+	VMULPS        Z29, Z8, Z24
+	VFMADD231PS   Z9, Z25, Z24
+	VPADDD        Z0, Z23, Z25
+	VPADDD        Z0, Z27, Z29
+	VPSRLD        $0x10, Z25, Z25
+	VPTERNLOGD    $0xf8, Z29, Z1, Z25
+	VMOVDQU32     Z25, (DI)(CX*2)
+	VPADDQ        Z25, Z19, Z19
+	VPMULLD       Z5, Z5, Z25
+	VPSRLD        $0x10, Z25, Z25
+	VPADDD        Z2, Z5, Z29
+	VPMULLD       Z29, Z29, Z29
+	VPSRLD        $0x10, Z29, Z29
+	VPADDD        Z28, Z25, Z25
+	VPADDD        Z24, Z29, Z29
+	VPSRLD        $0x10, Z25, Z25
+	VPTERNLOGD    $0xf8, Z29, Z1, Z25
+	VMOVDQU32     Z25, (R8)(CX*2)
+	VPADDQ        Z25, Z21, Z21
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z28, Z28
+	VSQRTPS       Z24, Z24
+	VFMADD213PS   Z14, Z10, Z28
+	VDIVPS        Z28, Z23, Z23
+	VFMADD231PS   Z15, Z26, Z26
+	VFMADD231PS   Z11, Z23, Z26
+	VFMADD213PS   Z14, Z10, Z24
+	VDIVPS        Z24, Z27, Z27
+	VFMADD231PS   Z15, Z22, Z22
+	VFMADD231PS   Z11, Z27, Z22
+	VPMULLD       Z4, Z4, Z23
+	VPSRLD        $0x18, Z23, Z23
+	VPADDD        Z2, Z4, Z24
+	VPMULLD       Z24, Z24, Z24
+	VPSRLD        $0x18, Z24, Z24
+	VPADDD        Z26, Z23, Z23
+	VPADDD        Z22, Z24, Z24
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z23, Z22
+	VPADDD        Z0, Z24, Z25
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z25, Z1, Z22
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3762
+	VPSUBW        (SI)(CX*2), Y22, Y25
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y25, K1
+	VPABSW        Y25, Y25
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y25, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y25, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(CX*2), Y25
+	VMOVDQU16     Y25, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z22, Y25
+	VPSUBW        32(SI)(CX*2), Y25, Y25
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y25, K1
+	VPABSW        Y25, Y25
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y25, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y25, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(CX*2), Y25
+	VMOVDQU16     Y25, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check3130:
+noted3762:
+	VMOVDQU32  Z22, (SI)(CX*2)
+	VPSLLD     $0x10, Z24, Z22
+	VPTERNLOGD $0xf4, Z1, Z23, Z22
+	VPSRLW     $0x08, Z22, Z22
+	VPMOVWB    Z22, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y17, Y17
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R11
+
+check3760:
 	CMPQ CX, R10
-	JB   next3129
+	JB   next3759
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3129
+	JB   next3759
 
-done3122:
+done3750:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y16, 128(AX)
@@ -3035,21 +3878,21 @@ done3122:
 	VMOVDQU32 Z19, 320(AX)
 	VMOVDQU32 Z20, 384(AX)
 	VMOVDQU32 Z21, 448(AX)
-	JMP       updated3118
+	JMP       updated3746
 
-plain3117:
+plain3745:
 	CMPQ CX, $0x01
-	JE   fp163133
-	JA   fp323134
+	JE   fp163764
+	JA   fp323765
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3137
+	JMP  check3768
 
-next3136:
+next3767:
 	TESTQ     AX, AX
-	JEQ       kept3138
+	JEQ       kept3769
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z16
@@ -3063,108 +3906,159 @@ next3136:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3138:
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (BX)(R11*1)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU32   (DX)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z1, Z17, Z17
-	VPMOVZXBW   (BX)(CX*1), Z18
-	VPSLLW      $0x08, Z18, Z18
-	VPSRAW      $0x0f, Z18, Z19
-	VPADDW      (SI)(CX*2), Z19, Z19
-	VPSLLD      $0x10, Z19, Z20
-	VPTERNLOGD  $0xf4, Z1, Z18, Z20
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z19, Z1, Z18
-	VMULPS      Z12, Z16, Z16
-	VFMADD231PS Z13, Z20, Z16
-	VMULPS      Z12, Z17, Z17
-	VFMADD231PS Z13, Z18, Z17
-	VMOVDQU32   (DI)(CX*2), Z21
-	VPSLLD      $0x10, Z21, Z19
-	VPANDD      Z1, Z21, Z21
-	VMULPS      Z19, Z6, Z19
-	VFMADD231PS Z7, Z16, Z19
-	VMULPS      Z21, Z6, Z21
-	VFMADD231PS Z7, Z17, Z21
-	VMULPS      Z16, Z16, Z16
-	VMULPS      Z17, Z17, Z17
-	VMOVDQU32   (R8)(CX*2), Z23
-	VPSLLD      $0x10, Z23, Z22
-	VPANDD      Z1, Z23, Z23
-	VMULPS      Z22, Z8, Z22
-	VFMADD231PS Z9, Z16, Z22
-	VMULPS      Z23, Z8, Z16
-	VFMADD231PS Z9, Z17, Z16
-	VPADDD      Z0, Z19, Z17
-	VPADDD      Z0, Z21, Z23
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z23, Z1, Z17
-	VMOVDQU32   Z17, (DI)(CX*2)
-	VPMULLD     Z5, Z5, Z17
-	VPSRLD      $0x10, Z17, Z17
-	VPADDD      Z2, Z5, Z23
-	VPMULLD     Z23, Z23, Z23
-	VPSRLD      $0x10, Z23, Z23
-	VPADDD      Z22, Z17, Z17
-	VPADDD      Z16, Z23, Z23
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z23, Z1, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z22, Z22
-	VSQRTPS     Z16, Z16
-	VFMADD213PS Z14, Z10, Z22
-	VDIVPS      Z22, Z19, Z19
-	VFMADD231PS Z15, Z20, Z20
-	VFMADD231PS Z11, Z19, Z20
-	VFMADD213PS Z14, Z10, Z16
-	VDIVPS      Z16, Z21, Z21
-	VFMADD231PS Z15, Z18, Z18
-	VFMADD231PS Z11, Z21, Z18
-	VPMULLD     Z4, Z4, Z16
-	VPSRLD      $0x18, Z16, Z16
-	VPADDD      Z2, Z4, Z17
-	VPMULLD     Z17, Z17, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      Z20, Z16, Z16
-	VPADDD      Z18, Z17, Z17
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z16, Z18
-	VPADDD      Z0, Z17, Z19
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z19, Z1, Z18
-	VMOVDQU32   Z18, (SI)(CX*2)
-	VPSLLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf4, Z1, Z16, Z17
-	VPSRLW      $0x08, Z17, Z17
-	VPMOVWB     Z17, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept3769:
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (BX)(R11*1)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	PREFETCHT0    (DX)(R11*2)
+	VMOVDQU32     (DX)(CX*2), Z17
+	VPSLLD        $0x10, Z17, Z16
+	VPANDD        Z1, Z17, Z17
+	VPMOVZXBW     (BX)(CX*1), Z18
+	VPSLLW        $0x08, Z18, Z18
+	VPSRAW        $0x0f, Z18, Z19
+	VPADDW        (SI)(CX*2), Z19, Z19
+	VPSLLD        $0x10, Z19, Z20
+	VPTERNLOGD    $0xf4, Z1, Z18, Z20
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z19, Z1, Z18
+	VMULPS        Z12, Z16, Z16
+	VFMADD231PS   Z13, Z20, Z16
+	VMULPS        Z12, Z17, Z17
+	VFMADD231PS   Z13, Z18, Z17
+	VMOVDQU32     (DI)(CX*2), Z21
+	VPSLLD        $0x10, Z21, Z19
+	VPANDD        Z1, Z21, Z21
+	VMULPS        Z19, Z6, Z19
+	VFMADD231PS   Z7, Z16, Z19
+	VMULPS        Z21, Z6, Z21
+	VFMADD231PS   Z7, Z17, Z21
+	VMULPS        Z16, Z16, Z16
+	VMULPS        Z17, Z17, Z17
+	VMOVDQU32     (R8)(CX*2), Z23
+	VPSLLD        $0x10, Z23, Z22
+	VPANDD        Z1, Z23, Z23
+	VMULPS        Z22, Z8, Z22
+	VFMADD231PS   Z9, Z16, Z22
+	VMULPS        Z23, Z8, Z16
+	VFMADD231PS   Z9, Z17, Z16
+	VPADDD        Z0, Z19, Z17
+	VPADDD        Z0, Z21, Z23
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z23, Z1, Z17
+	VMOVDQU32     Z17, (DI)(CX*2)
+	VPMULLD       Z5, Z5, Z17
+	VPSRLD        $0x10, Z17, Z17
+	VPADDD        Z2, Z5, Z23
+	VPMULLD       Z23, Z23, Z23
+	VPSRLD        $0x10, Z23, Z23
+	VPADDD        Z22, Z17, Z17
+	VPADDD        Z16, Z23, Z23
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z23, Z1, Z17
+	VMOVDQU32     Z17, (R8)(CX*2)
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z22, Z22
+	VSQRTPS       Z16, Z16
+	VFMADD213PS   Z14, Z10, Z22
+	VDIVPS        Z22, Z19, Z19
+	VFMADD231PS   Z15, Z20, Z20
+	VFMADD231PS   Z11, Z19, Z20
+	VFMADD213PS   Z14, Z10, Z16
+	VDIVPS        Z16, Z21, Z21
+	VFMADD231PS   Z15, Z18, Z18
+	VFMADD231PS   Z11, Z21, Z18
+	VPMULLD       Z4, Z4, Z16
+	VPSRLD        $0x18, Z16, Z16
+	VPADDD        Z2, Z4, Z17
+	VPMULLD       Z17, Z17, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        Z20, Z16, Z16
+	VPADDD        Z18, Z17, Z17
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z16, Z18
+	VPADDD        Z0, Z17, Z19
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z19, Z1, Z18
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3770
+	VPSUBW        (SI)(CX*2), Y18, Y19
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y19, K1
+	VPABSW        Y19, Y19
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y19, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(CX*2), Y19
+	VMOVDQU16     Y19, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z18, Y19
+	VPSUBW        32(SI)(CX*2), Y19, Y19
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y19, K1
+	VPABSW        Y19, Y19
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y19, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(CX*2), Y19
+	VMOVDQU16     Y19, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check3137:
+noted3770:
+	VMOVDQU32  Z18, (SI)(CX*2)
+	VPSLLD     $0x10, Z17, Z17
+	VPTERNLOGD $0xf4, Z1, Z16, Z17
+	VPSRLW     $0x08, Z17, Z17
+	VPMOVWB    Z17, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R11
+
+check3768:
 	CMPQ CX, R10
-	JB   next3136
+	JB   next3767
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3136
-	JMP  done3135
+	JB   next3767
+	JMP  done3766
 
-fp163133:
+fp163764:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3140
+	JMP  check3772
 
-next3139:
+next3771:
 	TESTQ     AX, AX
-	JEQ       kept3141
+	JEQ       kept3773
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z16
@@ -3178,111 +4072,162 @@ next3139:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3141:
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (BX)(R11*1)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z16
-	VCVTPH2PS   32(DX)(CX*2), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z17, Z16, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z17, Z16, Z19
-	VPMOVZXBW   (BX)(CX*1), Z16
-	VPSLLW      $0x08, Z16, Z16
-	VPSRAW      $0x0f, Z16, Z17
-	VPADDW      (SI)(CX*2), Z17, Z17
-	VPSLLD      $0x10, Z17, Z20
-	VPTERNLOGD  $0xf4, Z1, Z16, Z20
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMULPS      Z12, Z18, Z18
-	VFMADD231PS Z13, Z20, Z18
-	VMULPS      Z12, Z19, Z19
-	VFMADD231PS Z13, Z16, Z19
-	VMOVDQU32   (DI)(CX*2), Z21
-	VPSLLD      $0x10, Z21, Z17
-	VPANDD      Z1, Z21, Z21
-	VMULPS      Z17, Z6, Z17
-	VFMADD231PS Z7, Z18, Z17
-	VMULPS      Z21, Z6, Z21
-	VFMADD231PS Z7, Z19, Z21
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z19, Z19, Z19
-	VMOVDQU32   (R8)(CX*2), Z23
-	VPSLLD      $0x10, Z23, Z22
-	VPANDD      Z1, Z23, Z23
-	VMULPS      Z22, Z8, Z22
-	VFMADD231PS Z9, Z18, Z22
-	VMULPS      Z23, Z8, Z18
-	VFMADD231PS Z9, Z19, Z18
-	VPADDD      Z0, Z17, Z19
-	VPADDD      Z0, Z21, Z23
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z23, Z1, Z19
-	VMOVDQU32   Z19, (DI)(CX*2)
-	VPMULLD     Z5, Z5, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z2, Z5, Z23
-	VPMULLD     Z23, Z23, Z23
-	VPSRLD      $0x10, Z23, Z23
-	VPADDD      Z22, Z19, Z19
-	VPADDD      Z18, Z23, Z23
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z23, Z1, Z19
-	VMOVDQU32   Z19, (R8)(CX*2)
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z22, Z22
-	VSQRTPS     Z18, Z18
-	VFMADD213PS Z14, Z10, Z22
-	VDIVPS      Z22, Z17, Z17
-	VFMADD231PS Z15, Z20, Z20
-	VFMADD231PS Z11, Z17, Z20
-	VFMADD213PS Z14, Z10, Z18
-	VDIVPS      Z18, Z21, Z21
-	VFMADD231PS Z15, Z16, Z16
-	VFMADD231PS Z11, Z21, Z16
-	VPMULLD     Z4, Z4, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      Z2, Z4, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z20, Z17, Z17
-	VPADDD      Z16, Z18, Z18
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z17, Z16
-	VPADDD      Z0, Z18, Z19
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z19, Z1, Z16
-	VMOVDQU32   Z16, (SI)(CX*2)
-	VPSLLD      $0x10, Z18, Z16
-	VPTERNLOGD  $0xf4, Z1, Z17, Z16
-	VPSRLW      $0x08, Z16, Z16
-	VPMOVWB     Z16, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept3773:
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (BX)(R11*1)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	PREFETCHT0    (DX)(R11*2)
+	VCVTPH2PS     (DX)(CX*2), Z16
+	VCVTPH2PS     32(DX)(CX*2), Z17
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
+	VPERMI2PS     Z17, Z16, Z18
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
+	VPERMI2PS     Z17, Z16, Z19
+	VPMOVZXBW     (BX)(CX*1), Z16
+	VPSLLW        $0x08, Z16, Z16
+	VPSRAW        $0x0f, Z16, Z17
+	VPADDW        (SI)(CX*2), Z17, Z17
+	VPSLLD        $0x10, Z17, Z20
+	VPTERNLOGD    $0xf4, Z1, Z16, Z20
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMULPS        Z12, Z18, Z18
+	VFMADD231PS   Z13, Z20, Z18
+	VMULPS        Z12, Z19, Z19
+	VFMADD231PS   Z13, Z16, Z19
+	VMOVDQU32     (DI)(CX*2), Z21
+	VPSLLD        $0x10, Z21, Z17
+	VPANDD        Z1, Z21, Z21
+	VMULPS        Z17, Z6, Z17
+	VFMADD231PS   Z7, Z18, Z17
+	VMULPS        Z21, Z6, Z21
+	VFMADD231PS   Z7, Z19, Z21
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z19, Z19, Z19
+	VMOVDQU32     (R8)(CX*2), Z23
+	VPSLLD        $0x10, Z23, Z22
+	VPANDD        Z1, Z23, Z23
+	VMULPS        Z22, Z8, Z22
+	VFMADD231PS   Z9, Z18, Z22
+	VMULPS        Z23, Z8, Z18
+	VFMADD231PS   Z9, Z19, Z18
+	VPADDD        Z0, Z17, Z19
+	VPADDD        Z0, Z21, Z23
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z23, Z1, Z19
+	VMOVDQU32     Z19, (DI)(CX*2)
+	VPMULLD       Z5, Z5, Z19
+	VPSRLD        $0x10, Z19, Z19
+	VPADDD        Z2, Z5, Z23
+	VPMULLD       Z23, Z23, Z23
+	VPSRLD        $0x10, Z23, Z23
+	VPADDD        Z22, Z19, Z19
+	VPADDD        Z18, Z23, Z23
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z23, Z1, Z19
+	VMOVDQU32     Z19, (R8)(CX*2)
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z22, Z22
+	VSQRTPS       Z18, Z18
+	VFMADD213PS   Z14, Z10, Z22
+	VDIVPS        Z22, Z17, Z17
+	VFMADD231PS   Z15, Z20, Z20
+	VFMADD231PS   Z11, Z17, Z20
+	VFMADD213PS   Z14, Z10, Z18
+	VDIVPS        Z18, Z21, Z21
+	VFMADD231PS   Z15, Z16, Z16
+	VFMADD231PS   Z11, Z21, Z16
+	VPMULLD       Z4, Z4, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        Z2, Z4, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z20, Z17, Z17
+	VPADDD        Z16, Z18, Z18
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z17, Z16
+	VPADDD        Z0, Z18, Z19
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z19, Z1, Z16
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3774
+	VPSUBW        (SI)(CX*2), Y16, Y19
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y19, K1
+	VPABSW        Y19, Y19
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y19, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(CX*2), Y19
+	VMOVDQU16     Y19, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z16, Y19
+	VPSUBW        32(SI)(CX*2), Y19, Y19
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y19, K1
+	VPABSW        Y19, Y19
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y19, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(CX*2), Y19
+	VMOVDQU16     Y19, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check3140:
+noted3774:
+	VMOVDQU32  Z16, (SI)(CX*2)
+	VPSLLD     $0x10, Z18, Z16
+	VPTERNLOGD $0xf4, Z1, Z17, Z16
+	VPSRLW     $0x08, Z16, Z16
+	VPMOVWB    Z16, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R11
+
+check3772:
 	CMPQ CX, R10
-	JB   next3139
+	JB   next3771
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3139
-	JMP  done3135
+	JB   next3771
+	JMP  done3766
 
-fp323134:
+fp323765:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3143
+	JMP  check3776
 
-next3142:
+next3775:
 	TESTQ     AX, AX
-	JEQ       kept3144
+	JEQ       kept3777
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z16
@@ -3296,103 +4241,154 @@ next3142:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3144:
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (BX)(R11*1)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
-	PREFETCHT0  64(DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z16
-	VMOVUPS     64(DX)(CX*4), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z17, Z16, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z17, Z16, Z19
-	VPMOVZXBW   (BX)(CX*1), Z16
-	VPSLLW      $0x08, Z16, Z16
-	VPSRAW      $0x0f, Z16, Z17
-	VPADDW      (SI)(CX*2), Z17, Z17
-	VPSLLD      $0x10, Z17, Z20
-	VPTERNLOGD  $0xf4, Z1, Z16, Z20
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMULPS      Z12, Z18, Z18
-	VFMADD231PS Z13, Z20, Z18
-	VMULPS      Z12, Z19, Z19
-	VFMADD231PS Z13, Z16, Z19
-	VMOVDQU32   (DI)(CX*2), Z21
-	VPSLLD      $0x10, Z21, Z17
-	VPANDD      Z1, Z21, Z21
-	VMULPS      Z17, Z6, Z17
-	VFMADD231PS Z7, Z18, Z17
-	VMULPS      Z21, Z6, Z21
-	VFMADD231PS Z7, Z19, Z21
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z19, Z19, Z19
-	VMOVDQU32   (R8)(CX*2), Z23
-	VPSLLD      $0x10, Z23, Z22
-	VPANDD      Z1, Z23, Z23
-	VMULPS      Z22, Z8, Z22
-	VFMADD231PS Z9, Z18, Z22
-	VMULPS      Z23, Z8, Z18
-	VFMADD231PS Z9, Z19, Z18
-	VPADDD      Z0, Z17, Z19
-	VPADDD      Z0, Z21, Z23
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z23, Z1, Z19
-	VMOVDQU32   Z19, (DI)(CX*2)
-	VPMULLD     Z5, Z5, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z2, Z5, Z23
-	VPMULLD     Z23, Z23, Z23
-	VPSRLD      $0x10, Z23, Z23
-	VPADDD      Z22, Z19, Z19
-	VPADDD      Z18, Z23, Z23
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z23, Z1, Z19
-	VMOVDQU32   Z19, (R8)(CX*2)
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z22, Z22
-	VSQRTPS     Z18, Z18
-	VFMADD213PS Z14, Z10, Z22
-	VDIVPS      Z22, Z17, Z17
-	VFMADD231PS Z15, Z20, Z20
-	VFMADD231PS Z11, Z17, Z20
-	VFMADD213PS Z14, Z10, Z18
-	VDIVPS      Z18, Z21, Z21
-	VFMADD231PS Z15, Z16, Z16
-	VFMADD231PS Z11, Z21, Z16
-	VPMULLD     Z4, Z4, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      Z2, Z4, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z20, Z17, Z17
-	VPADDD      Z16, Z18, Z18
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z17, Z16
-	VPADDD      Z0, Z18, Z19
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z19, Z1, Z16
-	VMOVDQU32   Z16, (SI)(CX*2)
-	VPSLLD      $0x10, Z18, Z16
-	VPTERNLOGD  $0xf4, Z1, Z17, Z16
-	VPSRLW      $0x08, Z16, Z16
-	VPMOVWB     Z16, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept3777:
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (BX)(R11*1)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	PREFETCHT0    (DX)(R11*4)
+	PREFETCHT0    64(DX)(R11*4)
+	VMOVUPS       (DX)(CX*4), Z16
+	VMOVUPS       64(DX)(CX*4), Z17
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
+	VPERMI2PS     Z17, Z16, Z18
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
+	VPERMI2PS     Z17, Z16, Z19
+	VPMOVZXBW     (BX)(CX*1), Z16
+	VPSLLW        $0x08, Z16, Z16
+	VPSRAW        $0x0f, Z16, Z17
+	VPADDW        (SI)(CX*2), Z17, Z17
+	VPSLLD        $0x10, Z17, Z20
+	VPTERNLOGD    $0xf4, Z1, Z16, Z20
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMULPS        Z12, Z18, Z18
+	VFMADD231PS   Z13, Z20, Z18
+	VMULPS        Z12, Z19, Z19
+	VFMADD231PS   Z13, Z16, Z19
+	VMOVDQU32     (DI)(CX*2), Z21
+	VPSLLD        $0x10, Z21, Z17
+	VPANDD        Z1, Z21, Z21
+	VMULPS        Z17, Z6, Z17
+	VFMADD231PS   Z7, Z18, Z17
+	VMULPS        Z21, Z6, Z21
+	VFMADD231PS   Z7, Z19, Z21
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z19, Z19, Z19
+	VMOVDQU32     (R8)(CX*2), Z23
+	VPSLLD        $0x10, Z23, Z22
+	VPANDD        Z1, Z23, Z23
+	VMULPS        Z22, Z8, Z22
+	VFMADD231PS   Z9, Z18, Z22
+	VMULPS        Z23, Z8, Z18
+	VFMADD231PS   Z9, Z19, Z18
+	VPADDD        Z0, Z17, Z19
+	VPADDD        Z0, Z21, Z23
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z23, Z1, Z19
+	VMOVDQU32     Z19, (DI)(CX*2)
+	VPMULLD       Z5, Z5, Z19
+	VPSRLD        $0x10, Z19, Z19
+	VPADDD        Z2, Z5, Z23
+	VPMULLD       Z23, Z23, Z23
+	VPSRLD        $0x10, Z23, Z23
+	VPADDD        Z22, Z19, Z19
+	VPADDD        Z18, Z23, Z23
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z23, Z1, Z19
+	VMOVDQU32     Z19, (R8)(CX*2)
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z22, Z22
+	VSQRTPS       Z18, Z18
+	VFMADD213PS   Z14, Z10, Z22
+	VDIVPS        Z22, Z17, Z17
+	VFMADD231PS   Z15, Z20, Z20
+	VFMADD231PS   Z11, Z17, Z20
+	VFMADD213PS   Z14, Z10, Z18
+	VDIVPS        Z18, Z21, Z21
+	VFMADD231PS   Z15, Z16, Z16
+	VFMADD231PS   Z11, Z21, Z16
+	VPMULLD       Z4, Z4, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        Z2, Z4, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z20, Z17, Z17
+	VPADDD        Z16, Z18, Z18
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z17, Z16
+	VPADDD        Z0, Z18, Z19
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z19, Z1, Z16
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3778
+	VPSUBW        (SI)(CX*2), Y16, Y19
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y19, K1
+	VPABSW        Y19, Y19
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y19, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(CX*2), Y19
+	VMOVDQU16     Y19, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z16, Y19
+	VPSUBW        32(SI)(CX*2), Y19, Y19
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y19, K1
+	VPABSW        Y19, Y19
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y19, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(CX*2), Y19
+	VMOVDQU16     Y19, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check3143:
+noted3778:
+	VMOVDQU32  Z16, (SI)(CX*2)
+	VPSLLD     $0x10, Z18, Z16
+	VPTERNLOGD $0xf4, Z1, Z17, Z16
+	VPSRLW     $0x08, Z16, Z16
+	VPMOVWB    Z16, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R11
+
+check3776:
 	CMPQ CX, R10
-	JB   next3142
+	JB   next3775
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3142
+	JB   next3775
 
-done3135:
-updated3118:
+done3766:
+updated3746:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3443,23 +4439,23 @@ TEXT ·lionSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3145
+	JEQ          plain3779
 	VPXORQ       Y13, Y13, Y13
 	VPXORQ       Y14, Y14, Y14
 	VPXORQ       Z15, Z15, Z15
 	VPXORQ       Z16, Z16, Z16
 	CMPQ         CX, $0x01
-	JE           fp163148
-	JA           fp323149
+	JE           fp163782
+	JA           fp323783
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3152
+	JMP          check3786
 
-next3151:
+next3785:
 	TESTQ     AX, AX
-	JEQ       kept3153
+	JEQ       kept3787
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -3471,103 +4467,154 @@ next3151:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3153:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y13, Y13
-	VPADDQ      (DI)(CX*2), Z15, Z15
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z17
-	VPANDD      Z1, Z20, Z20
-	VPMOVZXBW   (BX)(CX*1), Z21
-	VPSLLW      $0x08, Z21, Z21
-	VPSRAW      $0x0f, Z21, Z22
-	VPADDW      (SI)(CX*2), Z22, Z22
-	VPSLLD      $0x10, Z22, Z23
-	VPTERNLOGD  $0xf4, Z1, Z21, Z23
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z1, Z21
-	VMULPS      Z10, Z17, Z17
-	VFMADD231PS Z11, Z23, Z17
-	VMULPS      Z10, Z20, Z20
-	VFMADD231PS Z11, Z21, Z20
-	VMOVDQU32   (DI)(CX*2), Z24
-	VPSLLD      $0x10, Z24, Z22
-	VPANDD      Z1, Z24, Z24
-	VMULPS      Z22, Z5, Z25
-	VFMADD231PS Z6, Z17, Z25
-	VFMADD231PS Z12, Z23, Z23
-	VPXORD      Z18, Z18, Z18
-	VANDPS      pattern80000000<>+0(SB), Z25, Z26
-	VXORPS      Z9, Z26, Z26
-	VCMPPS      $0x00, Z18, Z25, K1
-	VCMPPS      $0x03, Z25, Z25, K2
-	VMOVDQA32   Z18, K1, Z26
-	VMOVDQA32   Z25, K2, Z26
-	VADDPS      Z26, Z23, Z23
-	VMULPS      Z24, Z5, Z25
-	VFMADD231PS Z6, Z20, Z25
-	VFMADD231PS Z12, Z21, Z21
-	VPXORD      Z19, Z19, Z19
-	VANDPS      pattern80000000<>+0(SB), Z25, Z26
-	VXORPS      Z9, Z26, Z26
-	VCMPPS      $0x00, Z19, Z25, K1
-	VCMPPS      $0x03, Z25, Z25, K2
-	VMOVDQA32   Z19, K1, Z26
-	VMOVDQA32   Z25, K2, Z26
-	VADDPS      Z26, Z21, Z21
-	VMULPS      Z22, Z7, Z22
-	VFMADD231PS Z8, Z17, Z22
-	VMULPS      Z24, Z7, Z17
-	VFMADD231PS Z8, Z20, Z17
-	VPADDD      Z0, Z22, Z20
-	VPADDD      Z0, Z17, Z17
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z17, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z16, Z16
-	VPMULLD     Z4, Z4, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      Z2, Z4, Z20
-	VPMULLD     Z20, Z20, Z20
-	VPSRLD      $0x18, Z20, Z20
-	VPADDD      Z23, Z17, Z17
-	VPADDD      Z21, Z20, Z20
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z17, Z21
-	VPADDD      Z0, Z20, Z22
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z1, Z21
-	VMOVDQU32   Z21, (SI)(CX*2)
-	VPSLLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf4, Z1, Z17, Z20
-	VPSRLW      $0x08, Z20, Z20
-	VPMOVWB     Z20, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y14, Y14
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3787:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y13, Y13
+	VPADDQ        (DI)(CX*2), Z15, Z15
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z20
+	VPSLLD        $0x10, Z20, Z17
+	VPANDD        Z1, Z20, Z20
+	VPMOVZXBW     (BX)(CX*1), Z21
+	VPSLLW        $0x08, Z21, Z21
+	VPSRAW        $0x0f, Z21, Z22
+	VPADDW        (SI)(CX*2), Z22, Z22
+	VPSLLD        $0x10, Z22, Z23
+	VPTERNLOGD    $0xf4, Z1, Z21, Z23
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z1, Z21
+	VMULPS        Z10, Z17, Z17
+	VFMADD231PS   Z11, Z23, Z17
+	VMULPS        Z10, Z20, Z20
+	VFMADD231PS   Z11, Z21, Z20
+	VMOVDQU32     (DI)(CX*2), Z24
+	VPSLLD        $0x10, Z24, Z22
+	VPANDD        Z1, Z24, Z24
+	VMULPS        Z22, Z5, Z25
+	VFMADD231PS   Z6, Z17, Z25
+	VFMADD231PS   Z12, Z23, Z23
+	VPXORD        Z18, Z18, Z18
+	VANDPS        pattern80000000<>+0(SB), Z25, Z26
+	VXORPS        Z9, Z26, Z26
+	VCMPPS        $0x00, Z18, Z25, K1
+	VCMPPS        $0x03, Z25, Z25, K2
+	VMOVDQA32     Z18, K1, Z26
+	VMOVDQA32     Z25, K2, Z26
+	VADDPS        Z26, Z23, Z23
+	VMULPS        Z24, Z5, Z25
+	VFMADD231PS   Z6, Z20, Z25
+	VFMADD231PS   Z12, Z21, Z21
+	VPXORD        Z19, Z19, Z19
+	VANDPS        pattern80000000<>+0(SB), Z25, Z26
+	VXORPS        Z9, Z26, Z26
+	VCMPPS        $0x00, Z19, Z25, K1
+	VCMPPS        $0x03, Z25, Z25, K2
+	VMOVDQA32     Z19, K1, Z26
+	VMOVDQA32     Z25, K2, Z26
+	VADDPS        Z26, Z21, Z21
+	VMULPS        Z22, Z7, Z22
+	VFMADD231PS   Z8, Z17, Z22
+	VMULPS        Z24, Z7, Z17
+	VFMADD231PS   Z8, Z20, Z17
+	VPADDD        Z0, Z22, Z20
+	VPADDD        Z0, Z17, Z17
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z17, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z16, Z16
+	VPMULLD       Z4, Z4, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        Z2, Z4, Z20
+	VPMULLD       Z20, Z20, Z20
+	VPSRLD        $0x18, Z20, Z20
+	VPADDD        Z23, Z17, Z17
+	VPADDD        Z21, Z20, Z20
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z17, Z21
+	VPADDD        Z0, Z20, Z22
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z1, Z21
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3788
+	VPSUBW        (SI)(CX*2), Y21, Y22
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y22
+	VMOVDQU16     Y22, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z21, Y22
+	VPSUBW        32(SI)(CX*2), Y22, Y22
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y22
+	VMOVDQU16     Y22, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3152:
+noted3788:
+	VMOVDQU32  Z21, (SI)(CX*2)
+	VPSLLD     $0x10, Z20, Z20
+	VPTERNLOGD $0xf4, Z1, Z17, Z20
+	VPSRLW     $0x08, Z20, Z20
+	VPMOVWB    Z20, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y14, Y14
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3786:
 	CMPQ CX, R9
-	JB   next3151
+	JB   next3785
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3151
-	JMP  done3150
+	JB   next3785
+	JMP  done3784
 
-fp163148:
+fp163782:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3155
+	JMP  check3790
 
-next3154:
+next3789:
 	TESTQ     AX, AX
-	JEQ       kept3156
+	JEQ       kept3791
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -3579,106 +4626,157 @@ next3154:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3156:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y13, Y13
-	VPADDQ      (DI)(CX*2), Z15, Z15
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z17
-	VCVTPH2PS   32(DX)(CX*2), Z20
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
-	VPERMI2PS   Z20, Z17, Z21
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
-	VPERMI2PS   Z20, Z17, Z22
-	VPMOVZXBW   (BX)(CX*1), Z17
-	VPSLLW      $0x08, Z17, Z17
-	VPSRAW      $0x0f, Z17, Z20
-	VPADDW      (SI)(CX*2), Z20, Z20
-	VPSLLD      $0x10, Z20, Z23
-	VPTERNLOGD  $0xf4, Z1, Z17, Z23
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z20, Z1, Z17
-	VMULPS      Z10, Z21, Z21
-	VFMADD231PS Z11, Z23, Z21
-	VMULPS      Z10, Z22, Z22
-	VFMADD231PS Z11, Z17, Z22
-	VMOVDQU32   (DI)(CX*2), Z24
-	VPSLLD      $0x10, Z24, Z20
-	VPANDD      Z1, Z24, Z24
-	VMULPS      Z20, Z5, Z25
-	VFMADD231PS Z6, Z21, Z25
-	VFMADD231PS Z12, Z23, Z23
-	VPXORD      Z18, Z18, Z18
-	VANDPS      pattern80000000<>+0(SB), Z25, Z26
-	VXORPS      Z9, Z26, Z26
-	VCMPPS      $0x00, Z18, Z25, K1
-	VCMPPS      $0x03, Z25, Z25, K2
-	VMOVDQA32   Z18, K1, Z26
-	VMOVDQA32   Z25, K2, Z26
-	VADDPS      Z26, Z23, Z23
-	VMULPS      Z24, Z5, Z25
-	VFMADD231PS Z6, Z22, Z25
-	VFMADD231PS Z12, Z17, Z17
-	VPXORD      Z19, Z19, Z19
-	VANDPS      pattern80000000<>+0(SB), Z25, Z26
-	VXORPS      Z9, Z26, Z26
-	VCMPPS      $0x00, Z19, Z25, K1
-	VCMPPS      $0x03, Z25, Z25, K2
-	VMOVDQA32   Z19, K1, Z26
-	VMOVDQA32   Z25, K2, Z26
-	VADDPS      Z26, Z17, Z17
-	VMULPS      Z20, Z7, Z20
-	VFMADD231PS Z8, Z21, Z20
-	VMULPS      Z24, Z7, Z21
-	VFMADD231PS Z8, Z22, Z21
-	VPADDD      Z0, Z20, Z20
-	VPADDD      Z0, Z21, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z16, Z16
-	VPMULLD     Z4, Z4, Z20
-	VPSRLD      $0x18, Z20, Z20
-	VPADDD      Z2, Z4, Z21
-	VPMULLD     Z21, Z21, Z21
-	VPSRLD      $0x18, Z21, Z21
-	VPADDD      Z23, Z20, Z20
-	VPADDD      Z17, Z21, Z21
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z20, Z17
-	VPADDD      Z0, Z21, Z22
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z22, Z1, Z17
-	VMOVDQU32   Z17, (SI)(CX*2)
-	VPSLLD      $0x10, Z21, Z17
-	VPTERNLOGD  $0xf4, Z1, Z20, Z17
-	VPSRLW      $0x08, Z17, Z17
-	VPMOVWB     Z17, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y14, Y14
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3791:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y13, Y13
+	VPADDQ        (DI)(CX*2), Z15, Z15
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z17
+	VCVTPH2PS     32(DX)(CX*2), Z20
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS     Z20, Z17, Z21
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS     Z20, Z17, Z22
+	VPMOVZXBW     (BX)(CX*1), Z17
+	VPSLLW        $0x08, Z17, Z17
+	VPSRAW        $0x0f, Z17, Z20
+	VPADDW        (SI)(CX*2), Z20, Z20
+	VPSLLD        $0x10, Z20, Z23
+	VPTERNLOGD    $0xf4, Z1, Z17, Z23
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z20, Z1, Z17
+	VMULPS        Z10, Z21, Z21
+	VFMADD231PS   Z11, Z23, Z21
+	VMULPS        Z10, Z22, Z22
+	VFMADD231PS   Z11, Z17, Z22
+	VMOVDQU32     (DI)(CX*2), Z24
+	VPSLLD        $0x10, Z24, Z20
+	VPANDD        Z1, Z24, Z24
+	VMULPS        Z20, Z5, Z25
+	VFMADD231PS   Z6, Z21, Z25
+	VFMADD231PS   Z12, Z23, Z23
+	VPXORD        Z18, Z18, Z18
+	VANDPS        pattern80000000<>+0(SB), Z25, Z26
+	VXORPS        Z9, Z26, Z26
+	VCMPPS        $0x00, Z18, Z25, K1
+	VCMPPS        $0x03, Z25, Z25, K2
+	VMOVDQA32     Z18, K1, Z26
+	VMOVDQA32     Z25, K2, Z26
+	VADDPS        Z26, Z23, Z23
+	VMULPS        Z24, Z5, Z25
+	VFMADD231PS   Z6, Z22, Z25
+	VFMADD231PS   Z12, Z17, Z17
+	VPXORD        Z19, Z19, Z19
+	VANDPS        pattern80000000<>+0(SB), Z25, Z26
+	VXORPS        Z9, Z26, Z26
+	VCMPPS        $0x00, Z19, Z25, K1
+	VCMPPS        $0x03, Z25, Z25, K2
+	VMOVDQA32     Z19, K1, Z26
+	VMOVDQA32     Z25, K2, Z26
+	VADDPS        Z26, Z17, Z17
+	VMULPS        Z20, Z7, Z20
+	VFMADD231PS   Z8, Z21, Z20
+	VMULPS        Z24, Z7, Z21
+	VFMADD231PS   Z8, Z22, Z21
+	VPADDD        Z0, Z20, Z20
+	VPADDD        Z0, Z21, Z21
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z16, Z16
+	VPMULLD       Z4, Z4, Z20
+	VPSRLD        $0x18, Z20, Z20
+	VPADDD        Z2, Z4, Z21
+	VPMULLD       Z21, Z21, Z21
+	VPSRLD        $0x18, Z21, Z21
+	VPADDD        Z23, Z20, Z20
+	VPADDD        Z17, Z21, Z21
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z20, Z17
+	VPADDD        Z0, Z21, Z22
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z22, Z1, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3792
+	VPSUBW        (SI)(CX*2), Y17, Y22
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y22
+	VMOVDQU16     Y22, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z17, Y22
+	VPSUBW        32(SI)(CX*2), Y22, Y22
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y22
+	VMOVDQU16     Y22, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3155:
+noted3792:
+	VMOVDQU32  Z17, (SI)(CX*2)
+	VPSLLD     $0x10, Z21, Z17
+	VPTERNLOGD $0xf4, Z1, Z20, Z17
+	VPSRLW     $0x08, Z17, Z17
+	VPMOVWB    Z17, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y14, Y14
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3790:
 	CMPQ CX, R9
-	JB   next3154
+	JB   next3789
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3154
-	JMP  done3150
+	JB   next3789
+	JMP  done3784
 
-fp323149:
+fp323783:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3158
+	JMP  check3794
 
-next3157:
+next3793:
 	TESTQ     AX, AX
-	JEQ       kept3159
+	JEQ       kept3795
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -3690,118 +4788,169 @@ next3157:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3159:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y13, Y13
-	VPADDQ      (DI)(CX*2), Z15, Z15
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z17
-	VMOVUPS     64(DX)(CX*4), Z20
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
-	VPERMI2PS   Z20, Z17, Z21
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
-	VPERMI2PS   Z20, Z17, Z22
-	VPMOVZXBW   (BX)(CX*1), Z17
-	VPSLLW      $0x08, Z17, Z17
-	VPSRAW      $0x0f, Z17, Z20
-	VPADDW      (SI)(CX*2), Z20, Z20
-	VPSLLD      $0x10, Z20, Z23
-	VPTERNLOGD  $0xf4, Z1, Z17, Z23
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z20, Z1, Z17
-	VMULPS      Z10, Z21, Z21
-	VFMADD231PS Z11, Z23, Z21
-	VMULPS      Z10, Z22, Z22
-	VFMADD231PS Z11, Z17, Z22
-	VMOVDQU32   (DI)(CX*2), Z24
-	VPSLLD      $0x10, Z24, Z20
-	VPANDD      Z1, Z24, Z24
-	VMULPS      Z20, Z5, Z25
-	VFMADD231PS Z6, Z21, Z25
-	VFMADD231PS Z12, Z23, Z23
-	VPXORD      Z18, Z18, Z18
-	VANDPS      pattern80000000<>+0(SB), Z25, Z26
-	VXORPS      Z9, Z26, Z26
-	VCMPPS      $0x00, Z18, Z25, K1
-	VCMPPS      $0x03, Z25, Z25, K2
-	VMOVDQA32   Z18, K1, Z26
-	VMOVDQA32   Z25, K2, Z26
-	VADDPS      Z26, Z23, Z23
-	VMULPS      Z24, Z5, Z25
-	VFMADD231PS Z6, Z22, Z25
-	VFMADD231PS Z12, Z17, Z17
-	VPXORD      Z19, Z19, Z19
-	VANDPS      pattern80000000<>+0(SB), Z25, Z26
-	VXORPS      Z9, Z26, Z26
-	VCMPPS      $0x00, Z19, Z25, K1
-	VCMPPS      $0x03, Z25, Z25, K2
-	VMOVDQA32   Z19, K1, Z26
-	VMOVDQA32   Z25, K2, Z26
-	VADDPS      Z26, Z17, Z17
-	VMULPS      Z20, Z7, Z20
-	VFMADD231PS Z8, Z21, Z20
-	VMULPS      Z24, Z7, Z21
-	VFMADD231PS Z8, Z22, Z21
-	VPADDD      Z0, Z20, Z20
-	VPADDD      Z0, Z21, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z16, Z16
-	VPMULLD     Z4, Z4, Z20
-	VPSRLD      $0x18, Z20, Z20
-	VPADDD      Z2, Z4, Z21
-	VPMULLD     Z21, Z21, Z21
-	VPSRLD      $0x18, Z21, Z21
-	VPADDD      Z23, Z20, Z20
-	VPADDD      Z17, Z21, Z21
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z20, Z17
-	VPADDD      Z0, Z21, Z22
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z22, Z1, Z17
-	VMOVDQU32   Z17, (SI)(CX*2)
-	VPSLLD      $0x10, Z21, Z17
-	VPTERNLOGD  $0xf4, Z1, Z20, Z17
-	VPSRLW      $0x08, Z17, Z17
-	VPMOVWB     Z17, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y14, Y14
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3795:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y13, Y13
+	VPADDQ        (DI)(CX*2), Z15, Z15
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z17
+	VMOVUPS       64(DX)(CX*4), Z20
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS     Z20, Z17, Z21
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS     Z20, Z17, Z22
+	VPMOVZXBW     (BX)(CX*1), Z17
+	VPSLLW        $0x08, Z17, Z17
+	VPSRAW        $0x0f, Z17, Z20
+	VPADDW        (SI)(CX*2), Z20, Z20
+	VPSLLD        $0x10, Z20, Z23
+	VPTERNLOGD    $0xf4, Z1, Z17, Z23
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z20, Z1, Z17
+	VMULPS        Z10, Z21, Z21
+	VFMADD231PS   Z11, Z23, Z21
+	VMULPS        Z10, Z22, Z22
+	VFMADD231PS   Z11, Z17, Z22
+	VMOVDQU32     (DI)(CX*2), Z24
+	VPSLLD        $0x10, Z24, Z20
+	VPANDD        Z1, Z24, Z24
+	VMULPS        Z20, Z5, Z25
+	VFMADD231PS   Z6, Z21, Z25
+	VFMADD231PS   Z12, Z23, Z23
+	VPXORD        Z18, Z18, Z18
+	VANDPS        pattern80000000<>+0(SB), Z25, Z26
+	VXORPS        Z9, Z26, Z26
+	VCMPPS        $0x00, Z18, Z25, K1
+	VCMPPS        $0x03, Z25, Z25, K2
+	VMOVDQA32     Z18, K1, Z26
+	VMOVDQA32     Z25, K2, Z26
+	VADDPS        Z26, Z23, Z23
+	VMULPS        Z24, Z5, Z25
+	VFMADD231PS   Z6, Z22, Z25
+	VFMADD231PS   Z12, Z17, Z17
+	VPXORD        Z19, Z19, Z19
+	VANDPS        pattern80000000<>+0(SB), Z25, Z26
+	VXORPS        Z9, Z26, Z26
+	VCMPPS        $0x00, Z19, Z25, K1
+	VCMPPS        $0x03, Z25, Z25, K2
+	VMOVDQA32     Z19, K1, Z26
+	VMOVDQA32     Z25, K2, Z26
+	VADDPS        Z26, Z17, Z17
+	VMULPS        Z20, Z7, Z20
+	VFMADD231PS   Z8, Z21, Z20
+	VMULPS        Z24, Z7, Z21
+	VFMADD231PS   Z8, Z22, Z21
+	VPADDD        Z0, Z20, Z20
+	VPADDD        Z0, Z21, Z21
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z16, Z16
+	VPMULLD       Z4, Z4, Z20
+	VPSRLD        $0x18, Z20, Z20
+	VPADDD        Z2, Z4, Z21
+	VPMULLD       Z21, Z21, Z21
+	VPSRLD        $0x18, Z21, Z21
+	VPADDD        Z23, Z20, Z20
+	VPADDD        Z17, Z21, Z21
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z20, Z17
+	VPADDD        Z0, Z21, Z22
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z22, Z1, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3796
+	VPSUBW        (SI)(CX*2), Y17, Y22
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y22
+	VMOVDQU16     Y22, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z17, Y22
+	VPSUBW        32(SI)(CX*2), Y22, Y22
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y22
+	VMOVDQU16     Y22, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3158:
+noted3796:
+	VMOVDQU32  Z17, (SI)(CX*2)
+	VPSLLD     $0x10, Z21, Z17
+	VPTERNLOGD $0xf4, Z1, Z20, Z17
+	VPSRLW     $0x08, Z17, Z17
+	VPMOVWB    Z17, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y14, Y14
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3794:
 	CMPQ CX, R9
-	JB   next3157
+	JB   next3793
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3157
+	JB   next3793
 
-done3150:
+done3784:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y13, 128(AX)
 	VMOVDQU32 Y14, 192(AX)
 	VMOVDQU32 Z15, 256(AX)
 	VMOVDQU32 Z16, 320(AX)
-	JMP       updated3146
+	JMP       updated3780
 
-plain3145:
+plain3779:
 	CMPQ CX, $0x01
-	JE   fp163161
-	JA   fp323162
+	JE   fp163798
+	JA   fp323799
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3165
+	JMP  check3802
 
-next3164:
+next3801:
 	TESTQ     AX, AX
-	JEQ       kept3166
+	JEQ       kept3803
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -3813,99 +4962,150 @@ next3164:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3166:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z13
-	VPANDD      Z1, Z16, Z16
-	VPMOVZXBW   (BX)(CX*1), Z17
-	VPSLLW      $0x08, Z17, Z17
-	VPSRAW      $0x0f, Z17, Z18
-	VPADDW      (SI)(CX*2), Z18, Z18
-	VPSLLD      $0x10, Z18, Z19
-	VPTERNLOGD  $0xf4, Z1, Z17, Z19
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VMULPS      Z10, Z13, Z13
-	VFMADD231PS Z11, Z19, Z13
-	VMULPS      Z10, Z16, Z16
-	VFMADD231PS Z11, Z17, Z16
-	VMOVDQU32   (DI)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z18
-	VPANDD      Z1, Z20, Z20
-	VMULPS      Z18, Z5, Z21
-	VFMADD231PS Z6, Z13, Z21
-	VFMADD231PS Z12, Z19, Z19
-	VPXORD      Z14, Z14, Z14
-	VANDPS      pattern80000000<>+0(SB), Z21, Z22
-	VXORPS      Z9, Z22, Z22
-	VCMPPS      $0x00, Z14, Z21, K1
-	VCMPPS      $0x03, Z21, Z21, K2
-	VMOVDQA32   Z14, K1, Z22
-	VMOVDQA32   Z21, K2, Z22
-	VADDPS      Z22, Z19, Z19
-	VMULPS      Z20, Z5, Z21
-	VFMADD231PS Z6, Z16, Z21
-	VFMADD231PS Z12, Z17, Z17
-	VPXORD      Z15, Z15, Z15
-	VANDPS      pattern80000000<>+0(SB), Z21, Z22
-	VXORPS      Z9, Z22, Z22
-	VCMPPS      $0x00, Z15, Z21, K1
-	VCMPPS      $0x03, Z21, Z21, K2
-	VMOVDQA32   Z15, K1, Z22
-	VMOVDQA32   Z21, K2, Z22
-	VADDPS      Z22, Z17, Z17
-	VMULPS      Z18, Z7, Z18
-	VFMADD231PS Z8, Z13, Z18
-	VMULPS      Z20, Z7, Z13
-	VFMADD231PS Z8, Z16, Z13
-	VPADDD      Z0, Z18, Z16
-	VPADDD      Z0, Z13, Z13
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z13, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VPMULLD     Z4, Z4, Z13
-	VPSRLD      $0x18, Z13, Z13
-	VPADDD      Z2, Z4, Z16
-	VPMULLD     Z16, Z16, Z16
-	VPSRLD      $0x18, Z16, Z16
-	VPADDD      Z19, Z13, Z13
-	VPADDD      Z17, Z16, Z16
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z13, Z17
-	VPADDD      Z0, Z16, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VMOVDQU32   Z17, (SI)(CX*2)
-	VPSLLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf4, Z1, Z13, Z16
-	VPSRLW      $0x08, Z16, Z16
-	VPMOVWB     Z16, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3803:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z13
+	VPANDD        Z1, Z16, Z16
+	VPMOVZXBW     (BX)(CX*1), Z17
+	VPSLLW        $0x08, Z17, Z17
+	VPSRAW        $0x0f, Z17, Z18
+	VPADDW        (SI)(CX*2), Z18, Z18
+	VPSLLD        $0x10, Z18, Z19
+	VPTERNLOGD    $0xf4, Z1, Z17, Z19
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	VMULPS        Z10, Z13, Z13
+	VFMADD231PS   Z11, Z19, Z13
+	VMULPS        Z10, Z16, Z16
+	VFMADD231PS   Z11, Z17, Z16
+	VMOVDQU32     (DI)(CX*2), Z20
+	VPSLLD        $0x10, Z20, Z18
+	VPANDD        Z1, Z20, Z20
+	VMULPS        Z18, Z5, Z21
+	VFMADD231PS   Z6, Z13, Z21
+	VFMADD231PS   Z12, Z19, Z19
+	VPXORD        Z14, Z14, Z14
+	VANDPS        pattern80000000<>+0(SB), Z21, Z22
+	VXORPS        Z9, Z22, Z22
+	VCMPPS        $0x00, Z14, Z21, K1
+	VCMPPS        $0x03, Z21, Z21, K2
+	VMOVDQA32     Z14, K1, Z22
+	VMOVDQA32     Z21, K2, Z22
+	VADDPS        Z22, Z19, Z19
+	VMULPS        Z20, Z5, Z21
+	VFMADD231PS   Z6, Z16, Z21
+	VFMADD231PS   Z12, Z17, Z17
+	VPXORD        Z15, Z15, Z15
+	VANDPS        pattern80000000<>+0(SB), Z21, Z22
+	VXORPS        Z9, Z22, Z22
+	VCMPPS        $0x00, Z15, Z21, K1
+	VCMPPS        $0x03, Z21, Z21, K2
+	VMOVDQA32     Z15, K1, Z22
+	VMOVDQA32     Z21, K2, Z22
+	VADDPS        Z22, Z17, Z17
+	VMULPS        Z18, Z7, Z18
+	VFMADD231PS   Z8, Z13, Z18
+	VMULPS        Z20, Z7, Z13
+	VFMADD231PS   Z8, Z16, Z13
+	VPADDD        Z0, Z18, Z16
+	VPADDD        Z0, Z13, Z13
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z13, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VPMULLD       Z4, Z4, Z13
+	VPSRLD        $0x18, Z13, Z13
+	VPADDD        Z2, Z4, Z16
+	VPMULLD       Z16, Z16, Z16
+	VPSRLD        $0x18, Z16, Z16
+	VPADDD        Z19, Z13, Z13
+	VPADDD        Z17, Z16, Z16
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z13, Z17
+	VPADDD        Z0, Z16, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3804
+	VPSUBW        (SI)(CX*2), Y17, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(SI)(CX*2), Y18, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3165:
+noted3804:
+	VMOVDQU32  Z17, (SI)(CX*2)
+	VPSLLD     $0x10, Z16, Z16
+	VPTERNLOGD $0xf4, Z1, Z13, Z16
+	VPSRLW     $0x08, Z16, Z16
+	VPMOVWB    Z16, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3802:
 	CMPQ CX, R9
-	JB   next3164
+	JB   next3801
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3164
-	JMP  done3163
+	JB   next3801
+	JMP  done3800
 
-fp163161:
+fp163798:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3168
+	JMP  check3806
 
-next3167:
+next3805:
 	TESTQ     AX, AX
-	JEQ       kept3169
+	JEQ       kept3807
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -3917,102 +5117,153 @@ next3167:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3169:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z13
-	VCVTPH2PS   32(DX)(CX*2), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z13, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z13, Z18
-	VPMOVZXBW   (BX)(CX*1), Z13
-	VPSLLW      $0x08, Z13, Z13
-	VPSRAW      $0x0f, Z13, Z16
-	VPADDW      (SI)(CX*2), Z16, Z16
-	VPSLLD      $0x10, Z16, Z19
-	VPTERNLOGD  $0xf4, Z1, Z13, Z19
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z16, Z1, Z13
-	VMULPS      Z10, Z17, Z17
-	VFMADD231PS Z11, Z19, Z17
-	VMULPS      Z10, Z18, Z18
-	VFMADD231PS Z11, Z13, Z18
-	VMOVDQU32   (DI)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z16
-	VPANDD      Z1, Z20, Z20
-	VMULPS      Z16, Z5, Z21
-	VFMADD231PS Z6, Z17, Z21
-	VFMADD231PS Z12, Z19, Z19
-	VPXORD      Z14, Z14, Z14
-	VANDPS      pattern80000000<>+0(SB), Z21, Z22
-	VXORPS      Z9, Z22, Z22
-	VCMPPS      $0x00, Z14, Z21, K1
-	VCMPPS      $0x03, Z21, Z21, K2
-	VMOVDQA32   Z14, K1, Z22
-	VMOVDQA32   Z21, K2, Z22
-	VADDPS      Z22, Z19, Z19
-	VMULPS      Z20, Z5, Z21
-	VFMADD231PS Z6, Z18, Z21
-	VFMADD231PS Z12, Z13, Z13
-	VPXORD      Z15, Z15, Z15
-	VANDPS      pattern80000000<>+0(SB), Z21, Z22
-	VXORPS      Z9, Z22, Z22
-	VCMPPS      $0x00, Z15, Z21, K1
-	VCMPPS      $0x03, Z21, Z21, K2
-	VMOVDQA32   Z15, K1, Z22
-	VMOVDQA32   Z21, K2, Z22
-	VADDPS      Z22, Z13, Z13
-	VMULPS      Z16, Z7, Z16
-	VFMADD231PS Z8, Z17, Z16
-	VMULPS      Z20, Z7, Z17
-	VFMADD231PS Z8, Z18, Z17
-	VPADDD      Z0, Z16, Z16
-	VPADDD      Z0, Z17, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VPMULLD     Z4, Z4, Z16
-	VPSRLD      $0x18, Z16, Z16
-	VPADDD      Z2, Z4, Z17
-	VPMULLD     Z17, Z17, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      Z19, Z16, Z16
-	VPADDD      Z13, Z17, Z17
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z16, Z13
-	VPADDD      Z0, Z17, Z18
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z18, Z1, Z13
-	VMOVDQU32   Z13, (SI)(CX*2)
-	VPSLLD      $0x10, Z17, Z13
-	VPTERNLOGD  $0xf4, Z1, Z16, Z13
-	VPSRLW      $0x08, Z13, Z13
-	VPMOVWB     Z13, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3807:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z13
+	VCVTPH2PS     32(DX)(CX*2), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z13, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z13, Z18
+	VPMOVZXBW     (BX)(CX*1), Z13
+	VPSLLW        $0x08, Z13, Z13
+	VPSRAW        $0x0f, Z13, Z16
+	VPADDW        (SI)(CX*2), Z16, Z16
+	VPSLLD        $0x10, Z16, Z19
+	VPTERNLOGD    $0xf4, Z1, Z13, Z19
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z16, Z1, Z13
+	VMULPS        Z10, Z17, Z17
+	VFMADD231PS   Z11, Z19, Z17
+	VMULPS        Z10, Z18, Z18
+	VFMADD231PS   Z11, Z13, Z18
+	VMOVDQU32     (DI)(CX*2), Z20
+	VPSLLD        $0x10, Z20, Z16
+	VPANDD        Z1, Z20, Z20
+	VMULPS        Z16, Z5, Z21
+	VFMADD231PS   Z6, Z17, Z21
+	VFMADD231PS   Z12, Z19, Z19
+	VPXORD        Z14, Z14, Z14
+	VANDPS        pattern80000000<>+0(SB), Z21, Z22
+	VXORPS        Z9, Z22, Z22
+	VCMPPS        $0x00, Z14, Z21, K1
+	VCMPPS        $0x03, Z21, Z21, K2
+	VMOVDQA32     Z14, K1, Z22
+	VMOVDQA32     Z21, K2, Z22
+	VADDPS        Z22, Z19, Z19
+	VMULPS        Z20, Z5, Z21
+	VFMADD231PS   Z6, Z18, Z21
+	VFMADD231PS   Z12, Z13, Z13
+	VPXORD        Z15, Z15, Z15
+	VANDPS        pattern80000000<>+0(SB), Z21, Z22
+	VXORPS        Z9, Z22, Z22
+	VCMPPS        $0x00, Z15, Z21, K1
+	VCMPPS        $0x03, Z21, Z21, K2
+	VMOVDQA32     Z15, K1, Z22
+	VMOVDQA32     Z21, K2, Z22
+	VADDPS        Z22, Z13, Z13
+	VMULPS        Z16, Z7, Z16
+	VFMADD231PS   Z8, Z17, Z16
+	VMULPS        Z20, Z7, Z17
+	VFMADD231PS   Z8, Z18, Z17
+	VPADDD        Z0, Z16, Z16
+	VPADDD        Z0, Z17, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VPMULLD       Z4, Z4, Z16
+	VPSRLD        $0x18, Z16, Z16
+	VPADDD        Z2, Z4, Z17
+	VPMULLD       Z17, Z17, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        Z19, Z16, Z16
+	VPADDD        Z13, Z17, Z17
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z16, Z13
+	VPADDD        Z0, Z17, Z18
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z18, Z1, Z13
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3808
+	VPSUBW        (SI)(CX*2), Y13, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z13, Y18
+	VPSUBW        32(SI)(CX*2), Y18, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3168:
+noted3808:
+	VMOVDQU32  Z13, (SI)(CX*2)
+	VPSLLD     $0x10, Z17, Z13
+	VPTERNLOGD $0xf4, Z1, Z16, Z13
+	VPSRLW     $0x08, Z13, Z13
+	VPMOVWB    Z13, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3806:
 	CMPQ CX, R9
-	JB   next3167
+	JB   next3805
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3167
-	JMP  done3163
+	JB   next3805
+	JMP  done3800
 
-fp323162:
+fp323799:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3171
+	JMP  check3810
 
-next3170:
+next3809:
 	TESTQ     AX, AX
-	JEQ       kept3172
+	JEQ       kept3811
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -4024,94 +5275,145 @@ next3170:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3172:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z13
-	VMOVUPS     64(DX)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z13, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z13, Z18
-	VPMOVZXBW   (BX)(CX*1), Z13
-	VPSLLW      $0x08, Z13, Z13
-	VPSRAW      $0x0f, Z13, Z16
-	VPADDW      (SI)(CX*2), Z16, Z16
-	VPSLLD      $0x10, Z16, Z19
-	VPTERNLOGD  $0xf4, Z1, Z13, Z19
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z16, Z1, Z13
-	VMULPS      Z10, Z17, Z17
-	VFMADD231PS Z11, Z19, Z17
-	VMULPS      Z10, Z18, Z18
-	VFMADD231PS Z11, Z13, Z18
-	VMOVDQU32   (DI)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z16
-	VPANDD      Z1, Z20, Z20
-	VMULPS      Z16, Z5, Z21
-	VFMADD231PS Z6, Z17, Z21
-	VFMADD231PS Z12, Z19, Z19
-	VPXORD      Z14, Z14, Z14
-	VANDPS      pattern80000000<>+0(SB), Z21, Z22
-	VXORPS      Z9, Z22, Z22
-	VCMPPS      $0x00, Z14, Z21, K1
-	VCMPPS      $0x03, Z21, Z21, K2
-	VMOVDQA32   Z14, K1, Z22
-	VMOVDQA32   Z21, K2, Z22
-	VADDPS      Z22, Z19, Z19
-	VMULPS      Z20, Z5, Z21
-	VFMADD231PS Z6, Z18, Z21
-	VFMADD231PS Z12, Z13, Z13
-	VPXORD      Z15, Z15, Z15
-	VANDPS      pattern80000000<>+0(SB), Z21, Z22
-	VXORPS      Z9, Z22, Z22
-	VCMPPS      $0x00, Z15, Z21, K1
-	VCMPPS      $0x03, Z21, Z21, K2
-	VMOVDQA32   Z15, K1, Z22
-	VMOVDQA32   Z21, K2, Z22
-	VADDPS      Z22, Z13, Z13
-	VMULPS      Z16, Z7, Z16
-	VFMADD231PS Z8, Z17, Z16
-	VMULPS      Z20, Z7, Z17
-	VFMADD231PS Z8, Z18, Z17
-	VPADDD      Z0, Z16, Z16
-	VPADDD      Z0, Z17, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VPMULLD     Z4, Z4, Z16
-	VPSRLD      $0x18, Z16, Z16
-	VPADDD      Z2, Z4, Z17
-	VPMULLD     Z17, Z17, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      Z19, Z16, Z16
-	VPADDD      Z13, Z17, Z17
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z16, Z13
-	VPADDD      Z0, Z17, Z18
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z18, Z1, Z13
-	VMOVDQU32   Z13, (SI)(CX*2)
-	VPSLLD      $0x10, Z17, Z13
-	VPTERNLOGD  $0xf4, Z1, Z16, Z13
-	VPSRLW      $0x08, Z13, Z13
-	VPMOVWB     Z13, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3811:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z13
+	VMOVUPS       64(DX)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z13, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z13, Z18
+	VPMOVZXBW     (BX)(CX*1), Z13
+	VPSLLW        $0x08, Z13, Z13
+	VPSRAW        $0x0f, Z13, Z16
+	VPADDW        (SI)(CX*2), Z16, Z16
+	VPSLLD        $0x10, Z16, Z19
+	VPTERNLOGD    $0xf4, Z1, Z13, Z19
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z16, Z1, Z13
+	VMULPS        Z10, Z17, Z17
+	VFMADD231PS   Z11, Z19, Z17
+	VMULPS        Z10, Z18, Z18
+	VFMADD231PS   Z11, Z13, Z18
+	VMOVDQU32     (DI)(CX*2), Z20
+	VPSLLD        $0x10, Z20, Z16
+	VPANDD        Z1, Z20, Z20
+	VMULPS        Z16, Z5, Z21
+	VFMADD231PS   Z6, Z17, Z21
+	VFMADD231PS   Z12, Z19, Z19
+	VPXORD        Z14, Z14, Z14
+	VANDPS        pattern80000000<>+0(SB), Z21, Z22
+	VXORPS        Z9, Z22, Z22
+	VCMPPS        $0x00, Z14, Z21, K1
+	VCMPPS        $0x03, Z21, Z21, K2
+	VMOVDQA32     Z14, K1, Z22
+	VMOVDQA32     Z21, K2, Z22
+	VADDPS        Z22, Z19, Z19
+	VMULPS        Z20, Z5, Z21
+	VFMADD231PS   Z6, Z18, Z21
+	VFMADD231PS   Z12, Z13, Z13
+	VPXORD        Z15, Z15, Z15
+	VANDPS        pattern80000000<>+0(SB), Z21, Z22
+	VXORPS        Z9, Z22, Z22
+	VCMPPS        $0x00, Z15, Z21, K1
+	VCMPPS        $0x03, Z21, Z21, K2
+	VMOVDQA32     Z15, K1, Z22
+	VMOVDQA32     Z21, K2, Z22
+	VADDPS        Z22, Z13, Z13
+	VMULPS        Z16, Z7, Z16
+	VFMADD231PS   Z8, Z17, Z16
+	VMULPS        Z20, Z7, Z17
+	VFMADD231PS   Z8, Z18, Z17
+	VPADDD        Z0, Z16, Z16
+	VPADDD        Z0, Z17, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VPMULLD       Z4, Z4, Z16
+	VPSRLD        $0x18, Z16, Z16
+	VPADDD        Z2, Z4, Z17
+	VPMULLD       Z17, Z17, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        Z19, Z16, Z16
+	VPADDD        Z13, Z17, Z17
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z16, Z13
+	VPADDD        Z0, Z17, Z18
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z18, Z1, Z13
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3812
+	VPSUBW        (SI)(CX*2), Y13, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z13, Y18
+	VPSUBW        32(SI)(CX*2), Y18, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3171:
+noted3812:
+	VMOVDQU32  Z13, (SI)(CX*2)
+	VPSLLD     $0x10, Z17, Z13
+	VPTERNLOGD $0xf4, Z1, Z16, Z13
+	VPSRLW     $0x08, Z13, Z13
+	VPMOVWB    Z13, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3810:
 	CMPQ CX, R9
-	JB   next3170
+	JB   next3809
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3170
+	JB   next3809
 
-done3163:
-updated3146:
+done3800:
+updated3780:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -4161,23 +5463,23 @@ TEXT ·adagradSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3173
+	JEQ          plain3813
 	VPXORQ       Y10, Y10, Y10
 	VPXORQ       Y11, Y11, Y11
 	VPXORQ       Z12, Z12, Z12
 	VPXORQ       Z13, Z13, Z13
 	CMPQ         CX, $0x01
-	JE           fp163176
-	JA           fp323177
+	JE           fp163816
+	JA           fp323817
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3180
+	JMP          check3820
 
-next3179:
+next3819:
 	TESTQ     AX, AX
-	JEQ       kept3181
+	JEQ       kept3821
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z14
@@ -4189,93 +5491,144 @@ next3179:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3181:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y10, Y10
-	VPADDQ      (DI)(CX*2), Z12, Z12
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z14
-	VPANDD      Z1, Z15, Z15
-	VPMOVZXBW   (BX)(CX*1), Z16
-	VPSLLW      $0x08, Z16, Z16
-	VPSRAW      $0x0f, Z16, Z17
-	VPADDW      (SI)(CX*2), Z17, Z17
-	VPSLLD      $0x10, Z17, Z18
-	VPTERNLOGD  $0xf4, Z1, Z16, Z18
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMULPS      Z8, Z14, Z14
-	VFMADD231PS Z9, Z18, Z14
-	VMULPS      Z8, Z15, Z15
-	VFMADD231PS Z9, Z16, Z15
-	VMOVDQU32   (DI)(CX*2), Z19
-	VPSLLD      $0x10, Z19, Z17
-	VPANDD      Z1, Z19, Z19
-	VFMADD231PS Z14, Z14, Z17
-	VFMADD231PS Z15, Z15, Z19
-	VPMULLD     Z5, Z5, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z2, Z5, Z21
-	VPMULLD     Z21, Z21, Z21
-	VPSRLD      $0x10, Z21, Z21
-	VPADDD      Z17, Z20, Z20
-	VPADDD      Z19, Z21, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z13, Z13
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z17, Z17
-	VADDPS      Z6, Z17, Z17
-	VDIVPS      Z17, Z14, Z14
-	VFMADD231PS Z7, Z14, Z18
-	VSQRTPS     Z19, Z19
-	VADDPS      Z6, Z19, Z19
-	VDIVPS      Z19, Z15, Z15
-	VFMADD231PS Z7, Z15, Z16
-	VPMULLD     Z4, Z4, Z14
-	VPSRLD      $0x18, Z14, Z14
-	VPADDD      Z2, Z4, Z15
-	VPMULLD     Z15, Z15, Z15
-	VPSRLD      $0x18, Z15, Z15
-	VPADDD      Z18, Z14, Z14
-	VPADDD      Z16, Z15, Z15
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z14, Z16
-	VPADDD      Z0, Z15, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (SI)(CX*2)
-	VPSLLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf4, Z1, Z14, Z15
-	VPSRLW      $0x08, Z15, Z15
-	VPMOVWB     Z15, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y11, Y11
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3821:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y10, Y10
+	VPADDQ        (DI)(CX*2), Z12, Z12
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z14
+	VPANDD        Z1, Z15, Z15
+	VPMOVZXBW     (BX)(CX*1), Z16
+	VPSLLW        $0x08, Z16, Z16
+	VPSRAW        $0x0f, Z16, Z17
+	VPADDW        (SI)(CX*2), Z17, Z17
+	VPSLLD        $0x10, Z17, Z18
+	VPTERNLOGD    $0xf4, Z1, Z16, Z18
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMULPS        Z8, Z14, Z14
+	VFMADD231PS   Z9, Z18, Z14
+	VMULPS        Z8, Z15, Z15
+	VFMADD231PS   Z9, Z16, Z15
+	VMOVDQU32     (DI)(CX*2), Z19
+	VPSLLD        $0x10, Z19, Z17
+	VPANDD        Z1, Z19, Z19
+	VFMADD231PS   Z14, Z14, Z17
+	VFMADD231PS   Z15, Z15, Z19
+	VPMULLD       Z5, Z5, Z20
+	VPSRLD        $0x10, Z20, Z20
+	VPADDD        Z2, Z5, Z21
+	VPMULLD       Z21, Z21, Z21
+	VPSRLD        $0x10, Z21, Z21
+	VPADDD        Z17, Z20, Z20
+	VPADDD        Z19, Z21, Z21
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z13, Z13
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z17, Z17
+	VADDPS        Z6, Z17, Z17
+	VDIVPS        Z17, Z14, Z14
+	VFMADD231PS   Z7, Z14, Z18
+	VSQRTPS       Z19, Z19
+	VADDPS        Z6, Z19, Z19
+	VDIVPS        Z19, Z15, Z15
+	VFMADD231PS   Z7, Z15, Z16
+	VPMULLD       Z4, Z4, Z14
+	VPSRLD        $0x18, Z14, Z14
+	VPADDD        Z2, Z4, Z15
+	VPMULLD       Z15, Z15, Z15
+	VPSRLD        $0x18, Z15, Z15
+	VPADDD        Z18, Z14, Z14
+	VPADDD        Z16, Z15, Z15
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z14, Z16
+	VPADDD        Z0, Z15, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3822
+	VPSUBW        (SI)(CX*2), Y16, Y17
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y17
+	VMOVDQU16     Y17, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z16, Y17
+	VPSUBW        32(SI)(CX*2), Y17, Y17
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y17
+	VMOVDQU16     Y17, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3180:
+noted3822:
+	VMOVDQU32  Z16, (SI)(CX*2)
+	VPSLLD     $0x10, Z15, Z15
+	VPTERNLOGD $0xf4, Z1, Z14, Z15
+	VPSRLW     $0x08, Z15, Z15
+	VPMOVWB    Z15, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y11, Y11
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3820:
 	CMPQ CX, R9
-	JB   next3179
+	JB   next3819
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3179
-	JMP  done3178
+	JB   next3819
+	JMP  done3818
 
-fp163176:
+fp163816:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3183
+	JMP  check3824
 
-next3182:
+next3823:
 	TESTQ     AX, AX
-	JEQ       kept3184
+	JEQ       kept3825
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z14
@@ -4287,96 +5640,147 @@ next3182:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3184:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y10, Y10
-	VPADDQ      (DI)(CX*2), Z12, Z12
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z14
-	VCVTPH2PS   32(DX)(CX*2), Z15
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
-	VPERMI2PS   Z15, Z14, Z16
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
-	VPERMI2PS   Z15, Z14, Z17
-	VPMOVZXBW   (BX)(CX*1), Z14
-	VPSLLW      $0x08, Z14, Z14
-	VPSRAW      $0x0f, Z14, Z15
-	VPADDW      (SI)(CX*2), Z15, Z15
-	VPSLLD      $0x10, Z15, Z18
-	VPTERNLOGD  $0xf4, Z1, Z14, Z18
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z15, Z1, Z14
-	VMULPS      Z8, Z16, Z16
-	VFMADD231PS Z9, Z18, Z16
-	VMULPS      Z8, Z17, Z17
-	VFMADD231PS Z9, Z14, Z17
-	VMOVDQU32   (DI)(CX*2), Z19
-	VPSLLD      $0x10, Z19, Z15
-	VPANDD      Z1, Z19, Z19
-	VFMADD231PS Z16, Z16, Z15
-	VFMADD231PS Z17, Z17, Z19
-	VPMULLD     Z5, Z5, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z2, Z5, Z21
-	VPMULLD     Z21, Z21, Z21
-	VPSRLD      $0x10, Z21, Z21
-	VPADDD      Z15, Z20, Z20
-	VPADDD      Z19, Z21, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z13, Z13
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z15, Z15
-	VADDPS      Z6, Z15, Z15
-	VDIVPS      Z15, Z16, Z16
-	VFMADD231PS Z7, Z16, Z18
-	VSQRTPS     Z19, Z19
-	VADDPS      Z6, Z19, Z19
-	VDIVPS      Z19, Z17, Z17
-	VFMADD231PS Z7, Z17, Z14
-	VPMULLD     Z4, Z4, Z15
-	VPSRLD      $0x18, Z15, Z15
-	VPADDD      Z2, Z4, Z16
-	VPMULLD     Z16, Z16, Z16
-	VPSRLD      $0x18, Z16, Z16
-	VPADDD      Z18, Z15, Z15
-	VPADDD      Z14, Z16, Z16
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z15, Z14
-	VPADDD      Z0, Z16, Z17
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z17, Z1, Z14
-	VMOVDQU32   Z14, (SI)(CX*2)
-	VPSLLD      $0x10, Z16, Z14
-	VPTERNLOGD  $0xf4, Z1, Z15, Z14
-	VPSRLW      $0x08, Z14, Z14
-	VPMOVWB     Z14, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y11, Y11
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3825:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y10, Y10
+	VPADDQ        (DI)(CX*2), Z12, Z12
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z14
+	VCVTPH2PS     32(DX)(CX*2), Z15
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
+	VPERMI2PS     Z15, Z14, Z16
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
+	VPERMI2PS     Z15, Z14, Z17
+	VPMOVZXBW     (BX)(CX*1), Z14
+	VPSLLW        $0x08, Z14, Z14
+	VPSRAW        $0x0f, Z14, Z15
+	VPADDW        (SI)(CX*2), Z15, Z15
+	VPSLLD        $0x10, Z15, Z18
+	VPTERNLOGD    $0xf4, Z1, Z14, Z18
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z15, Z1, Z14
+	VMULPS        Z8, Z16, Z16
+	VFMADD231PS   Z9, Z18, Z16
+	VMULPS        Z8, Z17, Z17
+	VFMADD231PS   Z9, Z14, Z17
+	VMOVDQU32     (DI)(CX*2), Z19
+	VPSLLD        $0x10, Z19, Z15
+	VPANDD        Z1, Z19, Z19
+	VFMADD231PS   Z16, Z16, Z15
+	VFMADD231PS   Z17, Z17, Z19
+	VPMULLD       Z5, Z5, Z20
+	VPSRLD        $0x10, Z20, Z20
+	VPADDD        Z2, Z5, Z21
+	VPMULLD       Z21, Z21, Z21
+	VPSRLD        $0x10, Z21, Z21
+	VPADDD        Z15, Z20, Z20
+	VPADDD        Z19, Z21, Z21
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z13, Z13
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z15, Z15
+	VADDPS        Z6, Z15, Z15
+	VDIVPS        Z15, Z16, Z16
+	VFMADD231PS   Z7, Z16, Z18
+	VSQRTPS       Z19, Z19
+	VADDPS        Z6, Z19, Z19
+	VDIVPS        Z19, Z17, Z17
+	VFMADD231PS   Z7, Z17, Z14
+	VPMULLD       Z4, Z4, Z15
+	VPSRLD        $0x18, Z15, Z15
+	VPADDD        Z2, Z4, Z16
+	VPMULLD       Z16, Z16, Z16
+	VPSRLD        $0x18, Z16, Z16
+	VPADDD        Z18, Z15, Z15
+	VPADDD        Z14, Z16, Z16
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z15, Z14
+	VPADDD        Z0, Z16, Z17
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z17, Z1, Z14
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3826
+	VPSUBW        (SI)(CX*2), Y14, Y17
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y17
+	VMOVDQU16     Y17, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z14, Y17
+	VPSUBW        32(SI)(CX*2), Y17, Y17
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y17
+	VMOVDQU16     Y17, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3183:
+noted3826:
+	VMOVDQU32  Z14, (SI)(CX*2)
+	VPSLLD     $0x10, Z16, Z14
+	VPTERNLOGD $0xf4, Z1, Z15, Z14
+	VPSRLW     $0x08, Z14, Z14
+	VPMOVWB    Z14, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y11, Y11
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3824:
 	CMPQ CX, R9
-	JB   next3182
+	JB   next3823
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3182
-	JMP  done3178
+	JB   next3823
+	JMP  done3818
 
-fp323177:
+fp323817:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3186
+	JMP  check3828
 
-next3185:
+next3827:
 	TESTQ     AX, AX
-	JEQ       kept3187
+	JEQ       kept3829
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z14
@@ -4388,108 +5792,159 @@ next3185:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3187:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y10, Y10
-	VPADDQ      (DI)(CX*2), Z12, Z12
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z14
-	VMOVUPS     64(DX)(CX*4), Z15
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
-	VPERMI2PS   Z15, Z14, Z16
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
-	VPERMI2PS   Z15, Z14, Z17
-	VPMOVZXBW   (BX)(CX*1), Z14
-	VPSLLW      $0x08, Z14, Z14
-	VPSRAW      $0x0f, Z14, Z15
-	VPADDW      (SI)(CX*2), Z15, Z15
-	VPSLLD      $0x10, Z15, Z18
-	VPTERNLOGD  $0xf4, Z1, Z14, Z18
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z15, Z1, Z14
-	VMULPS      Z8, Z16, Z16
-	VFMADD231PS Z9, Z18, Z16
-	VMULPS      Z8, Z17, Z17
-	VFMADD231PS Z9, Z14, Z17
-	VMOVDQU32   (DI)(CX*2), Z19
-	VPSLLD      $0x10, Z19, Z15
-	VPANDD      Z1, Z19, Z19
-	VFMADD231PS Z16, Z16, Z15
-	VFMADD231PS Z17, Z17, Z19
-	VPMULLD     Z5, Z5, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z2, Z5, Z21
-	VPMULLD     Z21, Z21, Z21
-	VPSRLD      $0x10, Z21, Z21
-	VPADDD      Z15, Z20, Z20
-	VPADDD      Z19, Z21, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z13, Z13
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z15, Z15
-	VADDPS      Z6, Z15, Z15
-	VDIVPS      Z15, Z16, Z16
-	VFMADD231PS Z7, Z16, Z18
-	VSQRTPS     Z19, Z19
-	VADDPS      Z6, Z19, Z19
-	VDIVPS      Z19, Z17, Z17
-	VFMADD231PS Z7, Z17, Z14
-	VPMULLD     Z4, Z4, Z15
-	VPSRLD      $0x18, Z15, Z15
-	VPADDD      Z2, Z4, Z16
-	VPMULLD     Z16, Z16, Z16
-	VPSRLD      $0x18, Z16, Z16
-	VPADDD      Z18, Z15, Z15
-	VPADDD      Z14, Z16, Z16
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z15, Z14
-	VPADDD      Z0, Z16, Z17
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z17, Z1, Z14
-	VMOVDQU32   Z14, (SI)(CX*2)
-	VPSLLD      $0x10, Z16, Z14
-	VPTERNLOGD  $0xf4, Z1, Z15, Z14
-	VPSRLW      $0x08, Z14, Z14
-	VPMOVWB     Z14, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y11, Y11
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3829:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y10, Y10
+	VPADDQ        (DI)(CX*2), Z12, Z12
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z14
+	VMOVUPS       64(DX)(CX*4), Z15
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
+	VPERMI2PS     Z15, Z14, Z16
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
+	VPERMI2PS     Z15, Z14, Z17
+	VPMOVZXBW     (BX)(CX*1), Z14
+	VPSLLW        $0x08, Z14, Z14
+	VPSRAW        $0x0f, Z14, Z15
+	VPADDW        (SI)(CX*2), Z15, Z15
+	VPSLLD        $0x10, Z15, Z18
+	VPTERNLOGD    $0xf4, Z1, Z14, Z18
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z15, Z1, Z14
+	VMULPS        Z8, Z16, Z16
+	VFMADD231PS   Z9, Z18, Z16
+	VMULPS        Z8, Z17, Z17
+	VFMADD231PS   Z9, Z14, Z17
+	VMOVDQU32     (DI)(CX*2), Z19
+	VPSLLD        $0x10, Z19, Z15
+	VPANDD        Z1, Z19, Z19
+	VFMADD231PS   Z16, Z16, Z15
+	VFMADD231PS   Z17, Z17, Z19
+	VPMULLD       Z5, Z5, Z20
+	VPSRLD        $0x10, Z20, Z20
+	VPADDD        Z2, Z5, Z21
+	VPMULLD       Z21, Z21, Z21
+	VPSRLD        $0x10, Z21, Z21
+	VPADDD        Z15, Z20, Z20
+	VPADDD        Z19, Z21, Z21
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z13, Z13
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z15, Z15
+	VADDPS        Z6, Z15, Z15
+	VDIVPS        Z15, Z16, Z16
+	VFMADD231PS   Z7, Z16, Z18
+	VSQRTPS       Z19, Z19
+	VADDPS        Z6, Z19, Z19
+	VDIVPS        Z19, Z17, Z17
+	VFMADD231PS   Z7, Z17, Z14
+	VPMULLD       Z4, Z4, Z15
+	VPSRLD        $0x18, Z15, Z15
+	VPADDD        Z2, Z4, Z16
+	VPMULLD       Z16, Z16, Z16
+	VPSRLD        $0x18, Z16, Z16
+	VPADDD        Z18, Z15, Z15
+	VPADDD        Z14, Z16, Z16
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z15, Z14
+	VPADDD        Z0, Z16, Z17
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z17, Z1, Z14
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3830
+	VPSUBW        (SI)(CX*2), Y14, Y17
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y17
+	VMOVDQU16     Y17, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z14, Y17
+	VPSUBW        32(SI)(CX*2), Y17, Y17
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y17
+	VMOVDQU16     Y17, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3186:
+noted3830:
+	VMOVDQU32  Z14, (SI)(CX*2)
+	VPSLLD     $0x10, Z16, Z14
+	VPTERNLOGD $0xf4, Z1, Z15, Z14
+	VPSRLW     $0x08, Z14, Z14
+	VPMOVWB    Z14, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y11, Y11
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3828:
 	CMPQ CX, R9
-	JB   next3185
+	JB   next3827
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3185
+	JB   next3827
 
-done3178:
+done3818:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y10, 128(AX)
 	VMOVDQU32 Y11, 192(AX)
 	VMOVDQU32 Z12, 256(AX)
 	VMOVDQU32 Z13, 320(AX)
-	JMP       updated3174
+	JMP       updated3814
 
-plain3173:
+plain3813:
 	CMPQ CX, $0x01
-	JE   fp163189
-	JA   fp323190
+	JE   fp163832
+	JA   fp323833
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3193
+	JMP  check3836
 
-next3192:
+next3835:
 	TESTQ     AX, AX
-	JEQ       kept3194
+	JEQ       kept3837
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z10
@@ -4501,89 +5956,140 @@ next3192:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3194:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z11
-	VPSLLD      $0x10, Z11, Z10
-	VPANDD      Z1, Z11, Z11
-	VPMOVZXBW   (BX)(CX*1), Z12
-	VPSLLW      $0x08, Z12, Z12
-	VPSRAW      $0x0f, Z12, Z13
-	VPADDW      (SI)(CX*2), Z13, Z13
-	VPSLLD      $0x10, Z13, Z14
-	VPTERNLOGD  $0xf4, Z1, Z12, Z14
-	VPSRLD      $0x10, Z12, Z12
-	VPTERNLOGD  $0xf8, Z13, Z1, Z12
-	VMULPS      Z8, Z10, Z10
-	VFMADD231PS Z9, Z14, Z10
-	VMULPS      Z8, Z11, Z11
-	VFMADD231PS Z9, Z12, Z11
-	VMOVDQU32   (DI)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z13
-	VPANDD      Z1, Z15, Z15
-	VFMADD231PS Z10, Z10, Z13
-	VFMADD231PS Z11, Z11, Z15
-	VPMULLD     Z5, Z5, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z2, Z5, Z17
-	VPMULLD     Z17, Z17, Z17
-	VPSRLD      $0x10, Z17, Z17
-	VPADDD      Z13, Z16, Z16
-	VPADDD      Z15, Z17, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z13, Z13
-	VADDPS      Z6, Z13, Z13
-	VDIVPS      Z13, Z10, Z10
-	VFMADD231PS Z7, Z10, Z14
-	VSQRTPS     Z15, Z15
-	VADDPS      Z6, Z15, Z15
-	VDIVPS      Z15, Z11, Z11
-	VFMADD231PS Z7, Z11, Z12
-	VPMULLD     Z4, Z4, Z10
-	VPSRLD      $0x18, Z10, Z10
-	VPADDD      Z2, Z4, Z11
-	VPMULLD     Z11, Z11, Z11
-	VPSRLD      $0x18, Z11, Z11
-	VPADDD      Z14, Z10, Z10
-	VPADDD      Z12, Z11, Z11
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z10, Z12
-	VPADDD      Z0, Z11, Z13
-	VPSRLD      $0x10, Z12, Z12
-	VPTERNLOGD  $0xf8, Z13, Z1, Z12
-	VMOVDQU32   Z12, (SI)(CX*2)
-	VPSLLD      $0x10, Z11, Z11
-	VPTERNLOGD  $0xf4, Z1, Z10, Z11
-	VPSRLW      $0x08, Z11, Z11
-	VPMOVWB     Z11, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3837:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z11
+	VPSLLD        $0x10, Z11, Z10
+	VPANDD        Z1, Z11, Z11
+	VPMOVZXBW     (BX)(CX*1), Z12
+	VPSLLW        $0x08, Z12, Z12
+	VPSRAW        $0x0f, Z12, Z13
+	VPADDW        (SI)(CX*2), Z13, Z13
+	VPSLLD        $0x10, Z13, Z14
+	VPTERNLOGD    $0xf4, Z1, Z12, Z14
+	VPSRLD        $0x10, Z12, Z12
+	VPTERNLOGD    $0xf8, Z13, Z1, Z12
+	VMULPS        Z8, Z10, Z10
+	VFMADD231PS   Z9, Z14, Z10
+	VMULPS        Z8, Z11, Z11
+	VFMADD231PS   Z9, Z12, Z11
+	VMOVDQU32     (DI)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z13
+	VPANDD        Z1, Z15, Z15
+	VFMADD231PS   Z10, Z10, Z13
+	VFMADD231PS   Z11, Z11, Z15
+	VPMULLD       Z5, Z5, Z16
+	VPSRLD        $0x10, Z16, Z16
+	VPADDD        Z2, Z5, Z17
+	VPMULLD       Z17, Z17, Z17
+	VPSRLD        $0x10, Z17, Z17
+	VPADDD        Z13, Z16, Z16
+	VPADDD        Z15, Z17, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z13, Z13
+	VADDPS        Z6, Z13, Z13
+	VDIVPS        Z13, Z10, Z10
+	VFMADD231PS   Z7, Z10, Z14
+	VSQRTPS       Z15, Z15
+	VADDPS        Z6, Z15, Z15
+	VDIVPS        Z15, Z11, Z11
+	VFMADD231PS   Z7, Z11, Z12
+	VPMULLD       Z4, Z4, Z10
+	VPSRLD        $0x18, Z10, Z10
+	VPADDD        Z2, Z4, Z11
+	VPMULLD       Z11, Z11, Z11
+	VPSRLD        $0x18, Z11, Z11
+	VPADDD        Z14, Z10, Z10
+	VPADDD        Z12, Z11, Z11
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z10, Z12
+	VPADDD        Z0, Z11, Z13
+	VPSRLD        $0x10, Z12, Z12
+	VPTERNLOGD    $0xf8, Z13, Z1, Z12
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3838
+	VPSUBW        (SI)(CX*2), Y12, Y13
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y13, K1
+	VPABSW        Y13, Y13
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y13, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y13
+	VMOVDQU16     Y13, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z12, Y13
+	VPSUBW        32(SI)(CX*2), Y13, Y13
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y13, K1
+	VPABSW        Y13, Y13
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y13, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y13
+	VMOVDQU16     Y13, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3193:
+noted3838:
+	VMOVDQU32  Z12, (SI)(CX*2)
+	VPSLLD     $0x10, Z11, Z11
+	VPTERNLOGD $0xf4, Z1, Z10, Z11
+	VPSRLW     $0x08, Z11, Z11
+	VPMOVWB    Z11, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3836:
 	CMPQ CX, R9
-	JB   next3192
+	JB   next3835
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3192
-	JMP  done3191
+	JB   next3835
+	JMP  done3834
 
-fp163189:
+fp163832:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3196
+	JMP  check3840
 
-next3195:
+next3839:
 	TESTQ     AX, AX
-	JEQ       kept3197
+	JEQ       kept3841
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z10
@@ -4595,92 +6101,143 @@ next3195:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3197:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z10
-	VCVTPH2PS   32(DX)(CX*2), Z11
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z12
-	VPERMI2PS   Z11, Z10, Z12
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z13
-	VPERMI2PS   Z11, Z10, Z13
-	VPMOVZXBW   (BX)(CX*1), Z10
-	VPSLLW      $0x08, Z10, Z10
-	VPSRAW      $0x0f, Z10, Z11
-	VPADDW      (SI)(CX*2), Z11, Z11
-	VPSLLD      $0x10, Z11, Z14
-	VPTERNLOGD  $0xf4, Z1, Z10, Z14
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z11, Z1, Z10
-	VMULPS      Z8, Z12, Z12
-	VFMADD231PS Z9, Z14, Z12
-	VMULPS      Z8, Z13, Z13
-	VFMADD231PS Z9, Z10, Z13
-	VMOVDQU32   (DI)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z11
-	VPANDD      Z1, Z15, Z15
-	VFMADD231PS Z12, Z12, Z11
-	VFMADD231PS Z13, Z13, Z15
-	VPMULLD     Z5, Z5, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z2, Z5, Z17
-	VPMULLD     Z17, Z17, Z17
-	VPSRLD      $0x10, Z17, Z17
-	VPADDD      Z11, Z16, Z16
-	VPADDD      Z15, Z17, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z11, Z11
-	VADDPS      Z6, Z11, Z11
-	VDIVPS      Z11, Z12, Z12
-	VFMADD231PS Z7, Z12, Z14
-	VSQRTPS     Z15, Z15
-	VADDPS      Z6, Z15, Z15
-	VDIVPS      Z15, Z13, Z13
-	VFMADD231PS Z7, Z13, Z10
-	VPMULLD     Z4, Z4, Z11
-	VPSRLD      $0x18, Z11, Z11
-	VPADDD      Z2, Z4, Z12
-	VPMULLD     Z12, Z12, Z12
-	VPSRLD      $0x18, Z12, Z12
-	VPADDD      Z14, Z11, Z11
-	VPADDD      Z10, Z12, Z12
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z11, Z10
-	VPADDD      Z0, Z12, Z13
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z13, Z1, Z10
-	VMOVDQU32   Z10, (SI)(CX*2)
-	VPSLLD      $0x10, Z12, Z10
-	VPTERNLOGD  $0xf4, Z1, Z11, Z10
-	VPSRLW      $0x08, Z10, Z10
-	VPMOVWB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3841:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z10
+	VCVTPH2PS     32(DX)(CX*2), Z11
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z12
+	VPERMI2PS     Z11, Z10, Z12
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z13
+	VPERMI2PS     Z11, Z10, Z13
+	VPMOVZXBW     (BX)(CX*1), Z10
+	VPSLLW        $0x08, Z10, Z10
+	VPSRAW        $0x0f, Z10, Z11
+	VPADDW        (SI)(CX*2), Z11, Z11
+	VPSLLD        $0x10, Z11, Z14
+	VPTERNLOGD    $0xf4, Z1, Z10, Z14
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z11, Z1, Z10
+	VMULPS        Z8, Z12, Z12
+	VFMADD231PS   Z9, Z14, Z12
+	VMULPS        Z8, Z13, Z13
+	VFMADD231PS   Z9, Z10, Z13
+	VMOVDQU32     (DI)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z11
+	VPANDD        Z1, Z15, Z15
+	VFMADD231PS   Z12, Z12, Z11
+	VFMADD231PS   Z13, Z13, Z15
+	VPMULLD       Z5, Z5, Z16
+	VPSRLD        $0x10, Z16, Z16
+	VPADDD        Z2, Z5, Z17
+	VPMULLD       Z17, Z17, Z17
+	VPSRLD        $0x10, Z17, Z17
+	VPADDD        Z11, Z16, Z16
+	VPADDD        Z15, Z17, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z11, Z11
+	VADDPS        Z6, Z11, Z11
+	VDIVPS        Z11, Z12, Z12
+	VFMADD231PS   Z7, Z12, Z14
+	VSQRTPS       Z15, Z15
+	VADDPS        Z6, Z15, Z15
+	VDIVPS        Z15, Z13, Z13
+	VFMADD231PS   Z7, Z13, Z10
+	VPMULLD       Z4, Z4, Z11
+	VPSRLD        $0x18, Z11, Z11
+	VPADDD        Z2, Z4, Z12
+	VPMULLD       Z12, Z12, Z12
+	VPSRLD        $0x18, Z12, Z12
+	VPADDD        Z14, Z11, Z11
+	VPADDD        Z10, Z12, Z12
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z11, Z10
+	VPADDD        Z0, Z12, Z13
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z13, Z1, Z10
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3842
+	VPSUBW        (SI)(CX*2), Y10, Y13
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y13, K1
+	VPABSW        Y13, Y13
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y13, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y13
+	VMOVDQU16     Y13, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z10, Y13
+	VPSUBW        32(SI)(CX*2), Y13, Y13
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y13, K1
+	VPABSW        Y13, Y13
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y13, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y13
+	VMOVDQU16     Y13, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3196:
+noted3842:
+	VMOVDQU32  Z10, (SI)(CX*2)
+	VPSLLD     $0x10, Z12, Z10
+	VPTERNLOGD $0xf4, Z1, Z11, Z10
+	VPSRLW     $0x08, Z10, Z10
+	VPMOVWB    Z10, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3840:
 	CMPQ CX, R9
-	JB   next3195
+	JB   next3839
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3195
-	JMP  done3191
+	JB   next3839
+	JMP  done3834
 
-fp323190:
+fp323833:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3199
+	JMP  check3844
 
-next3198:
+next3843:
 	TESTQ     AX, AX
-	JEQ       kept3200
+	JEQ       kept3845
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z10
@@ -4692,84 +6249,135 @@ next3198:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3200:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z10
-	VMOVUPS     64(DX)(CX*4), Z11
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z12
-	VPERMI2PS   Z11, Z10, Z12
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z13
-	VPERMI2PS   Z11, Z10, Z13
-	VPMOVZXBW   (BX)(CX*1), Z10
-	VPSLLW      $0x08, Z10, Z10
-	VPSRAW      $0x0f, Z10, Z11
-	VPADDW      (SI)(CX*2), Z11, Z11
-	VPSLLD      $0x10, Z11, Z14
-	VPTERNLOGD  $0xf4, Z1, Z10, Z14
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z11, Z1, Z10
-	VMULPS      Z8, Z12, Z12
-	VFMADD231PS Z9, Z14, Z12
-	VMULPS      Z8, Z13, Z13
-	VFMADD231PS Z9, Z10, Z13
-	VMOVDQU32   (DI)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z11
-	VPANDD      Z1, Z15, Z15
-	VFMADD231PS Z12, Z12, Z11
-	VFMADD231PS Z13, Z13, Z15
-	VPMULLD     Z5, Z5, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z2, Z5, Z17
-	VPMULLD     Z17, Z17, Z17
-	VPSRLD      $0x10, Z17, Z17
-	VPADDD      Z11, Z16, Z16
-	VPADDD      Z15, Z17, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z11, Z11
-	VADDPS      Z6, Z11, Z11
-	VDIVPS      Z11, Z12, Z12
-	VFMADD231PS Z7, Z12, Z14
-	VSQRTPS     Z15, Z15
-	VADDPS      Z6, Z15, Z15
-	VDIVPS      Z15, Z13, Z13
-	VFMADD231PS Z7, Z13, Z10
-	VPMULLD     Z4, Z4, Z11
-	VPSRLD      $0x18, Z11, Z11
-	VPADDD      Z2, Z4, Z12
-	VPMULLD     Z12, Z12, Z12
-	VPSRLD      $0x18, Z12, Z12
-	VPADDD      Z14, Z11, Z11
-	VPADDD      Z10, Z12, Z12
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z11, Z10
-	VPADDD      Z0, Z12, Z13
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z13, Z1, Z10
-	VMOVDQU32   Z10, (SI)(CX*2)
-	VPSLLD      $0x10, Z12, Z10
-	VPTERNLOGD  $0xf4, Z1, Z11, Z10
-	VPSRLW      $0x08, Z10, Z10
-	VPMOVWB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3845:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z10
+	VMOVUPS       64(DX)(CX*4), Z11
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z12
+	VPERMI2PS     Z11, Z10, Z12
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z13
+	VPERMI2PS     Z11, Z10, Z13
+	VPMOVZXBW     (BX)(CX*1), Z10
+	VPSLLW        $0x08, Z10, Z10
+	VPSRAW        $0x0f, Z10, Z11
+	VPADDW        (SI)(CX*2), Z11, Z11
+	VPSLLD        $0x10, Z11, Z14
+	VPTERNLOGD    $0xf4, Z1, Z10, Z14
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z11, Z1, Z10
+	VMULPS        Z8, Z12, Z12
+	VFMADD231PS   Z9, Z14, Z12
+	VMULPS        Z8, Z13, Z13
+	VFMADD231PS   Z9, Z10, Z13
+	VMOVDQU32     (DI)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z11
+	VPANDD        Z1, Z15, Z15
+	VFMADD231PS   Z12, Z12, Z11
+	VFMADD231PS   Z13, Z13, Z15
+	VPMULLD       Z5, Z5, Z16
+	VPSRLD        $0x10, Z16, Z16
+	VPADDD        Z2, Z5, Z17
+	VPMULLD       Z17, Z17, Z17
+	VPSRLD        $0x10, Z17, Z17
+	VPADDD        Z11, Z16, Z16
+	VPADDD        Z15, Z17, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z11, Z11
+	VADDPS        Z6, Z11, Z11
+	VDIVPS        Z11, Z12, Z12
+	VFMADD231PS   Z7, Z12, Z14
+	VSQRTPS       Z15, Z15
+	VADDPS        Z6, Z15, Z15
+	VDIVPS        Z15, Z13, Z13
+	VFMADD231PS   Z7, Z13, Z10
+	VPMULLD       Z4, Z4, Z11
+	VPSRLD        $0x18, Z11, Z11
+	VPADDD        Z2, Z4, Z12
+	VPMULLD       Z12, Z12, Z12
+	VPSRLD        $0x18, Z12, Z12
+	VPADDD        Z14, Z11, Z11
+	VPADDD        Z10, Z12, Z12
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z11, Z10
+	VPADDD        Z0, Z12, Z13
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z13, Z1, Z10
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3846
+	VPSUBW        (SI)(CX*2), Y10, Y13
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y13, K1
+	VPABSW        Y13, Y13
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y13, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y13
+	VMOVDQU16     Y13, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z10, Y13
+	VPSUBW        32(SI)(CX*2), Y13, Y13
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y13, K1
+	VPABSW        Y13, Y13
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y13, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y13
+	VMOVDQU16     Y13, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3199:
+noted3846:
+	VMOVDQU32  Z10, (SI)(CX*2)
+	VPSLLD     $0x10, Z12, Z10
+	VPTERNLOGD $0xf4, Z1, Z11, Z10
+	VPSRLW     $0x08, Z10, Z10
+	VPMOVWB    Z10, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3844:
 	CMPQ CX, R9
-	JB   next3198
+	JB   next3843
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3198
+	JB   next3843
 
-done3191:
-updated3174:
+done3834:
+updated3814:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -4820,23 +6428,23 @@ TEXT ·sgdSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3201
+	JEQ          plain3847
 	VPXORQ       Y13, Y13, Y13
 	VPXORQ       Y14, Y14, Y14
 	VPXORQ       Z15, Z15, Z15
 	VPXORQ       Z16, Z16, Z16
 	CMPQ         CX, $0x01
-	JE           fp163204
-	JA           fp323205
+	JE           fp163850
+	JA           fp323851
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3208
+	JMP          check3854
 
-next3207:
+next3853:
 	TESTQ     AX, AX
-	JEQ       kept3209
+	JEQ       kept3855
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -4848,89 +6456,140 @@ next3207:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3209:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y13, Y13
-	VPADDQ      (DI)(CX*2), Z15, Z15
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z1, Z18, Z18
-	VPMOVZXBW   (BX)(CX*1), Z19
-	VPSLLW      $0x08, Z19, Z19
-	VPSRAW      $0x0f, Z19, Z20
-	VPADDW      (SI)(CX*2), Z20, Z20
-	VPSLLD      $0x10, Z20, Z21
-	VPTERNLOGD  $0xf4, Z1, Z19, Z21
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z1, Z19
-	VMULPS      Z10, Z17, Z17
-	VFMADD231PS Z11, Z21, Z17
-	VMULPS      Z10, Z18, Z18
-	VFMADD231PS Z11, Z19, Z18
-	VMOVDQU32   (DI)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z20
-	VPANDD      Z1, Z22, Z22
-	VMULPS      Z20, Z5, Z20
-	VFMADD231PS Z6, Z17, Z20
-	VMULPS      Z22, Z5, Z22
-	VFMADD231PS Z6, Z18, Z22
-	VPADDD      Z0, Z20, Z23
-	VPADDD      Z0, Z22, Z24
-	VPSRLD      $0x10, Z23, Z23
-	VPTERNLOGD  $0xf8, Z24, Z1, Z23
-	VMOVDQU32   Z23, (DI)(CX*2)
-	VPADDQ      Z23, Z16, Z16
-	VMULPS      Z8, Z17, Z17
-	VFMADD231PS Z7, Z20, Z17
-	VFMADD231PS Z12, Z21, Z21
-	VFMADD231PS Z9, Z17, Z21
-	VMULPS      Z8, Z18, Z18
-	VFMADD231PS Z7, Z22, Z18
-	VFMADD231PS Z12, Z19, Z19
-	VFMADD231PS Z9, Z18, Z19
-	VPMULLD     Z4, Z4, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      Z2, Z4, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z21, Z17, Z17
-	VPADDD      Z19, Z18, Z18
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z17, Z19
-	VPADDD      Z0, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z1, Z19
-	VMOVDQU32   Z19, (SI)(CX*2)
-	VPSLLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf4, Z1, Z17, Z18
-	VPSRLW      $0x08, Z18, Z18
-	VPMOVWB     Z18, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y14, Y14
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3855:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y13, Y13
+	VPADDQ        (DI)(CX*2), Z15, Z15
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z1, Z18, Z18
+	VPMOVZXBW     (BX)(CX*1), Z19
+	VPSLLW        $0x08, Z19, Z19
+	VPSRAW        $0x0f, Z19, Z20
+	VPADDW        (SI)(CX*2), Z20, Z20
+	VPSLLD        $0x10, Z20, Z21
+	VPTERNLOGD    $0xf4, Z1, Z19, Z21
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z1, Z19
+	VMULPS        Z10, Z17, Z17
+	VFMADD231PS   Z11, Z21, Z17
+	VMULPS        Z10, Z18, Z18
+	VFMADD231PS   Z11, Z19, Z18
+	VMOVDQU32     (DI)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z20
+	VPANDD        Z1, Z22, Z22
+	VMULPS        Z20, Z5, Z20
+	VFMADD231PS   Z6, Z17, Z20
+	VMULPS        Z22, Z5, Z22
+	VFMADD231PS   Z6, Z18, Z22
+	VPADDD        Z0, Z20, Z23
+	VPADDD        Z0, Z22, Z24
+	VPSRLD        $0x10, Z23, Z23
+	VPTERNLOGD    $0xf8, Z24, Z1, Z23
+	VMOVDQU32     Z23, (DI)(CX*2)
+	VPADDQ        Z23, Z16, Z16
+	VMULPS        Z8, Z17, Z17
+	VFMADD231PS   Z7, Z20, Z17
+	VFMADD231PS   Z12, Z21, Z21
+	VFMADD231PS   Z9, Z17, Z21
+	VMULPS        Z8, Z18, Z18
+	VFMADD231PS   Z7, Z22, Z18
+	VFMADD231PS   Z12, Z19, Z19
+	VFMADD231PS   Z9, Z18, Z19
+	VPMULLD       Z4, Z4, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        Z2, Z4, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z21, Z17, Z17
+	VPADDD        Z19, Z18, Z18
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z17, Z19
+	VPADDD        Z0, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z1, Z19
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3856
+	VPSUBW        (SI)(CX*2), Y19, Y20
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z19, Y20
+	VPSUBW        32(SI)(CX*2), Y20, Y20
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3208:
+noted3856:
+	VMOVDQU32  Z19, (SI)(CX*2)
+	VPSLLD     $0x10, Z18, Z18
+	VPTERNLOGD $0xf4, Z1, Z17, Z18
+	VPSRLW     $0x08, Z18, Z18
+	VPMOVWB    Z18, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y14, Y14
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3854:
 	CMPQ CX, R9
-	JB   next3207
+	JB   next3853
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3207
-	JMP  done3206
+	JB   next3853
+	JMP  done3852
 
-fp163204:
+fp163850:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3211
+	JMP  check3858
 
-next3210:
+next3857:
 	TESTQ     AX, AX
-	JEQ       kept3212
+	JEQ       kept3859
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -4942,92 +6601,143 @@ next3210:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3212:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y13, Y13
-	VPADDQ      (DI)(CX*2), Z15, Z15
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z17
-	VCVTPH2PS   32(DX)(CX*2), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z18, Z17, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z18, Z17, Z20
-	VPMOVZXBW   (BX)(CX*1), Z17
-	VPSLLW      $0x08, Z17, Z17
-	VPSRAW      $0x0f, Z17, Z18
-	VPADDW      (SI)(CX*2), Z18, Z18
-	VPSLLD      $0x10, Z18, Z21
-	VPTERNLOGD  $0xf4, Z1, Z17, Z21
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VMULPS      Z10, Z19, Z19
-	VFMADD231PS Z11, Z21, Z19
-	VMULPS      Z10, Z20, Z20
-	VFMADD231PS Z11, Z17, Z20
-	VMOVDQU32   (DI)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z18
-	VPANDD      Z1, Z22, Z22
-	VMULPS      Z18, Z5, Z18
-	VFMADD231PS Z6, Z19, Z18
-	VMULPS      Z22, Z5, Z22
-	VFMADD231PS Z6, Z20, Z22
-	VPADDD      Z0, Z18, Z23
-	VPADDD      Z0, Z22, Z24
-	VPSRLD      $0x10, Z23, Z23
-	VPTERNLOGD  $0xf8, Z24, Z1, Z23
-	VMOVDQU32   Z23, (DI)(CX*2)
-	VPADDQ      Z23, Z16, Z16
-	VMULPS      Z8, Z19, Z19
-	VFMADD231PS Z7, Z18, Z19
-	VFMADD231PS Z12, Z21, Z21
-	VFMADD231PS Z9, Z19, Z21
-	VMULPS      Z8, Z20, Z20
-	VFMADD231PS Z7, Z22, Z20
-	VFMADD231PS Z12, Z17, Z17
-	VFMADD231PS Z9, Z20, Z17
-	VPMULLD     Z4, Z4, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z2, Z4, Z19
-	VPMULLD     Z19, Z19, Z19
-	VPSRLD      $0x18, Z19, Z19
-	VPADDD      Z21, Z18, Z18
-	VPADDD      Z17, Z19, Z19
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z18, Z17
-	VPADDD      Z0, Z19, Z20
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z20, Z1, Z17
-	VMOVDQU32   Z17, (SI)(CX*2)
-	VPSLLD      $0x10, Z19, Z17
-	VPTERNLOGD  $0xf4, Z1, Z18, Z17
-	VPSRLW      $0x08, Z17, Z17
-	VPMOVWB     Z17, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y14, Y14
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3859:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y13, Y13
+	VPADDQ        (DI)(CX*2), Z15, Z15
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z17
+	VCVTPH2PS     32(DX)(CX*2), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z18, Z17, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z18, Z17, Z20
+	VPMOVZXBW     (BX)(CX*1), Z17
+	VPSLLW        $0x08, Z17, Z17
+	VPSRAW        $0x0f, Z17, Z18
+	VPADDW        (SI)(CX*2), Z18, Z18
+	VPSLLD        $0x10, Z18, Z21
+	VPTERNLOGD    $0xf4, Z1, Z17, Z21
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	VMULPS        Z10, Z19, Z19
+	VFMADD231PS   Z11, Z21, Z19
+	VMULPS        Z10, Z20, Z20
+	VFMADD231PS   Z11, Z17, Z20
+	VMOVDQU32     (DI)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z18
+	VPANDD        Z1, Z22, Z22
+	VMULPS        Z18, Z5, Z18
+	VFMADD231PS   Z6, Z19, Z18
+	VMULPS        Z22, Z5, Z22
+	VFMADD231PS   Z6, Z20, Z22
+	VPADDD        Z0, Z18, Z23
+	VPADDD        Z0, Z22, Z24
+	VPSRLD        $0x10, Z23, Z23
+	VPTERNLOGD    $0xf8, Z24, Z1, Z23
+	VMOVDQU32     Z23, (DI)(CX*2)
+	VPADDQ        Z23, Z16, Z16
+	VMULPS        Z8, Z19, Z19
+	VFMADD231PS   Z7, Z18, Z19
+	VFMADD231PS   Z12, Z21, Z21
+	VFMADD231PS   Z9, Z19, Z21
+	VMULPS        Z8, Z20, Z20
+	VFMADD231PS   Z7, Z22, Z20
+	VFMADD231PS   Z12, Z17, Z17
+	VFMADD231PS   Z9, Z20, Z17
+	VPMULLD       Z4, Z4, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z2, Z4, Z19
+	VPMULLD       Z19, Z19, Z19
+	VPSRLD        $0x18, Z19, Z19
+	VPADDD        Z21, Z18, Z18
+	VPADDD        Z17, Z19, Z19
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z18, Z17
+	VPADDD        Z0, Z19, Z20
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z20, Z1, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3860
+	VPSUBW        (SI)(CX*2), Y17, Y20
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z17, Y20
+	VPSUBW        32(SI)(CX*2), Y20, Y20
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3211:
+noted3860:
+	VMOVDQU32  Z17, (SI)(CX*2)
+	VPSLLD     $0x10, Z19, Z17
+	VPTERNLOGD $0xf4, Z1, Z18, Z17
+	VPSRLW     $0x08, Z17, Z17
+	VPMOVWB    Z17, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y14, Y14
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3858:
 	CMPQ CX, R9
-	JB   next3210
+	JB   next3857
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3210
-	JMP  done3206
+	JB   next3857
+	JMP  done3852
 
-fp323205:
+fp323851:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3214
+	JMP  check3862
 
-next3213:
+next3861:
 	TESTQ     AX, AX
-	JEQ       kept3215
+	JEQ       kept3863
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -5039,104 +6749,155 @@ next3213:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3215:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y13, Y13
-	VPADDQ      (DI)(CX*2), Z15, Z15
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z17
-	VMOVUPS     64(DX)(CX*4), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z18, Z17, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z18, Z17, Z20
-	VPMOVZXBW   (BX)(CX*1), Z17
-	VPSLLW      $0x08, Z17, Z17
-	VPSRAW      $0x0f, Z17, Z18
-	VPADDW      (SI)(CX*2), Z18, Z18
-	VPSLLD      $0x10, Z18, Z21
-	VPTERNLOGD  $0xf4, Z1, Z17, Z21
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VMULPS      Z10, Z19, Z19
-	VFMADD231PS Z11, Z21, Z19
-	VMULPS      Z10, Z20, Z20
-	VFMADD231PS Z11, Z17, Z20
-	VMOVDQU32   (DI)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z18
-	VPANDD      Z1, Z22, Z22
-	VMULPS      Z18, Z5, Z18
-	VFMADD231PS Z6, Z19, Z18
-	VMULPS      Z22, Z5, Z22
-	VFMADD231PS Z6, Z20, Z22
-	VPADDD      Z0, Z18, Z23
-	VPADDD      Z0, Z22, Z24
-	VPSRLD      $0x10, Z23, Z23
-	VPTERNLOGD  $0xf8, Z24, Z1, Z23
-	VMOVDQU32   Z23, (DI)(CX*2)
-	VPADDQ      Z23, Z16, Z16
-	VMULPS      Z8, Z19, Z19
-	VFMADD231PS Z7, Z18, Z19
-	VFMADD231PS Z12, Z21, Z21
-	VFMADD231PS Z9, Z19, Z21
-	VMULPS      Z8, Z20, Z20
-	VFMADD231PS Z7, Z22, Z20
-	VFMADD231PS Z12, Z17, Z17
-	VFMADD231PS Z9, Z20, Z17
-	VPMULLD     Z4, Z4, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z2, Z4, Z19
-	VPMULLD     Z19, Z19, Z19
-	VPSRLD      $0x18, Z19, Z19
-	VPADDD      Z21, Z18, Z18
-	VPADDD      Z17, Z19, Z19
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z18, Z17
-	VPADDD      Z0, Z19, Z20
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z20, Z1, Z17
-	VMOVDQU32   Z17, (SI)(CX*2)
-	VPSLLD      $0x10, Z19, Z17
-	VPTERNLOGD  $0xf4, Z1, Z18, Z17
-	VPSRLW      $0x08, Z17, Z17
-	VPMOVWB     Z17, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y14, Y14
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3863:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y13, Y13
+	VPADDQ        (DI)(CX*2), Z15, Z15
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z17
+	VMOVUPS       64(DX)(CX*4), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z18, Z17, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z18, Z17, Z20
+	VPMOVZXBW     (BX)(CX*1), Z17
+	VPSLLW        $0x08, Z17, Z17
+	VPSRAW        $0x0f, Z17, Z18
+	VPADDW        (SI)(CX*2), Z18, Z18
+	VPSLLD        $0x10, Z18, Z21
+	VPTERNLOGD    $0xf4, Z1, Z17, Z21
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	VMULPS        Z10, Z19, Z19
+	VFMADD231PS   Z11, Z21, Z19
+	VMULPS        Z10, Z20, Z20
+	VFMADD231PS   Z11, Z17, Z20
+	VMOVDQU32     (DI)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z18
+	VPANDD        Z1, Z22, Z22
+	VMULPS        Z18, Z5, Z18
+	VFMADD231PS   Z6, Z19, Z18
+	VMULPS        Z22, Z5, Z22
+	VFMADD231PS   Z6, Z20, Z22
+	VPADDD        Z0, Z18, Z23
+	VPADDD        Z0, Z22, Z24
+	VPSRLD        $0x10, Z23, Z23
+	VPTERNLOGD    $0xf8, Z24, Z1, Z23
+	VMOVDQU32     Z23, (DI)(CX*2)
+	VPADDQ        Z23, Z16, Z16
+	VMULPS        Z8, Z19, Z19
+	VFMADD231PS   Z7, Z18, Z19
+	VFMADD231PS   Z12, Z21, Z21
+	VFMADD231PS   Z9, Z19, Z21
+	VMULPS        Z8, Z20, Z20
+	VFMADD231PS   Z7, Z22, Z20
+	VFMADD231PS   Z12, Z17, Z17
+	VFMADD231PS   Z9, Z20, Z17
+	VPMULLD       Z4, Z4, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z2, Z4, Z19
+	VPMULLD       Z19, Z19, Z19
+	VPSRLD        $0x18, Z19, Z19
+	VPADDD        Z21, Z18, Z18
+	VPADDD        Z17, Z19, Z19
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z18, Z17
+	VPADDD        Z0, Z19, Z20
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z20, Z1, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3864
+	VPSUBW        (SI)(CX*2), Y17, Y20
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z17, Y20
+	VPSUBW        32(SI)(CX*2), Y20, Y20
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3214:
+noted3864:
+	VMOVDQU32  Z17, (SI)(CX*2)
+	VPSLLD     $0x10, Z19, Z17
+	VPTERNLOGD $0xf4, Z1, Z18, Z17
+	VPSRLW     $0x08, Z17, Z17
+	VPMOVWB    Z17, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y14, Y14
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3862:
 	CMPQ CX, R9
-	JB   next3213
+	JB   next3861
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3213
+	JB   next3861
 
-done3206:
+done3852:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y13, 128(AX)
 	VMOVDQU32 Y14, 192(AX)
 	VMOVDQU32 Z15, 256(AX)
 	VMOVDQU32 Z16, 320(AX)
-	JMP       updated3202
+	JMP       updated3848
 
-plain3201:
+plain3847:
 	CMPQ CX, $0x01
-	JE   fp163217
-	JA   fp323218
+	JE   fp163866
+	JA   fp323867
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3221
+	JMP  check3870
 
-next3220:
+next3869:
 	TESTQ     AX, AX
-	JEQ       kept3222
+	JEQ       kept3871
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -5148,85 +6909,136 @@ next3220:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3222:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z13
-	VPANDD      Z1, Z14, Z14
-	VPMOVZXBW   (BX)(CX*1), Z15
-	VPSLLW      $0x08, Z15, Z15
-	VPSRAW      $0x0f, Z15, Z16
-	VPADDW      (SI)(CX*2), Z16, Z16
-	VPSLLD      $0x10, Z16, Z17
-	VPTERNLOGD  $0xf4, Z1, Z15, Z17
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VMULPS      Z10, Z13, Z13
-	VFMADD231PS Z11, Z17, Z13
-	VMULPS      Z10, Z14, Z14
-	VFMADD231PS Z11, Z15, Z14
-	VMOVDQU32   (DI)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z16
-	VPANDD      Z1, Z18, Z18
-	VMULPS      Z16, Z5, Z16
-	VFMADD231PS Z6, Z13, Z16
-	VMULPS      Z18, Z5, Z18
-	VFMADD231PS Z6, Z14, Z18
-	VPADDD      Z0, Z16, Z19
-	VPADDD      Z0, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z1, Z19
-	VMOVDQU32   Z19, (DI)(CX*2)
-	VMULPS      Z8, Z13, Z13
-	VFMADD231PS Z7, Z16, Z13
-	VFMADD231PS Z12, Z17, Z17
-	VFMADD231PS Z9, Z13, Z17
-	VMULPS      Z8, Z14, Z14
-	VFMADD231PS Z7, Z18, Z14
-	VFMADD231PS Z12, Z15, Z15
-	VFMADD231PS Z9, Z14, Z15
-	VPMULLD     Z4, Z4, Z13
-	VPSRLD      $0x18, Z13, Z13
-	VPADDD      Z2, Z4, Z14
-	VPMULLD     Z14, Z14, Z14
-	VPSRLD      $0x18, Z14, Z14
-	VPADDD      Z17, Z13, Z13
-	VPADDD      Z15, Z14, Z14
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z13, Z15
-	VPADDD      Z0, Z14, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VMOVDQU32   Z15, (SI)(CX*2)
-	VPSLLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf4, Z1, Z13, Z14
-	VPSRLW      $0x08, Z14, Z14
-	VPMOVWB     Z14, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3871:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z14
+	VPSLLD        $0x10, Z14, Z13
+	VPANDD        Z1, Z14, Z14
+	VPMOVZXBW     (BX)(CX*1), Z15
+	VPSLLW        $0x08, Z15, Z15
+	VPSRAW        $0x0f, Z15, Z16
+	VPADDW        (SI)(CX*2), Z16, Z16
+	VPSLLD        $0x10, Z16, Z17
+	VPTERNLOGD    $0xf4, Z1, Z15, Z17
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VMULPS        Z10, Z13, Z13
+	VFMADD231PS   Z11, Z17, Z13
+	VMULPS        Z10, Z14, Z14
+	VFMADD231PS   Z11, Z15, Z14
+	VMOVDQU32     (DI)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z16
+	VPANDD        Z1, Z18, Z18
+	VMULPS        Z16, Z5, Z16
+	VFMADD231PS   Z6, Z13, Z16
+	VMULPS        Z18, Z5, Z18
+	VFMADD231PS   Z6, Z14, Z18
+	VPADDD        Z0, Z16, Z19
+	VPADDD        Z0, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z1, Z19
+	VMOVDQU32     Z19, (DI)(CX*2)
+	VMULPS        Z8, Z13, Z13
+	VFMADD231PS   Z7, Z16, Z13
+	VFMADD231PS   Z12, Z17, Z17
+	VFMADD231PS   Z9, Z13, Z17
+	VMULPS        Z8, Z14, Z14
+	VFMADD231PS   Z7, Z18, Z14
+	VFMADD231PS   Z12, Z15, Z15
+	VFMADD231PS   Z9, Z14, Z15
+	VPMULLD       Z4, Z4, Z13
+	VPSRLD        $0x18, Z13, Z13
+	VPADDD        Z2, Z4, Z14
+	VPMULLD       Z14, Z14, Z14
+	VPSRLD        $0x18, Z14, Z14
+	VPADDD        Z17, Z13, Z13
+	VPADDD        Z15, Z14, Z14
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z13, Z15
+	VPADDD        Z0, Z14, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3872
+	VPSUBW        (SI)(CX*2), Y15, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z15, Y16
+	VPSUBW        32(SI)(CX*2), Y16, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3221:
+noted3872:
+	VMOVDQU32  Z15, (SI)(CX*2)
+	VPSLLD     $0x10, Z14, Z14
+	VPTERNLOGD $0xf4, Z1, Z13, Z14
+	VPSRLW     $0x08, Z14, Z14
+	VPMOVWB    Z14, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3870:
 	CMPQ CX, R9
-	JB   next3220
+	JB   next3869
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3220
-	JMP  done3219
+	JB   next3869
+	JMP  done3868
 
-fp163217:
+fp163866:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3224
+	JMP  check3874
 
-next3223:
+next3873:
 	TESTQ     AX, AX
-	JEQ       kept3225
+	JEQ       kept3875
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -5238,88 +7050,139 @@ next3223:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3225:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z13
-	VCVTPH2PS   32(DX)(CX*2), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z14, Z13, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z14, Z13, Z16
-	VPMOVZXBW   (BX)(CX*1), Z13
-	VPSLLW      $0x08, Z13, Z13
-	VPSRAW      $0x0f, Z13, Z14
-	VPADDW      (SI)(CX*2), Z14, Z14
-	VPSLLD      $0x10, Z14, Z17
-	VPTERNLOGD  $0xf4, Z1, Z13, Z17
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z14, Z1, Z13
-	VMULPS      Z10, Z15, Z15
-	VFMADD231PS Z11, Z17, Z15
-	VMULPS      Z10, Z16, Z16
-	VFMADD231PS Z11, Z13, Z16
-	VMOVDQU32   (DI)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z14
-	VPANDD      Z1, Z18, Z18
-	VMULPS      Z14, Z5, Z14
-	VFMADD231PS Z6, Z15, Z14
-	VMULPS      Z18, Z5, Z18
-	VFMADD231PS Z6, Z16, Z18
-	VPADDD      Z0, Z14, Z19
-	VPADDD      Z0, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z1, Z19
-	VMOVDQU32   Z19, (DI)(CX*2)
-	VMULPS      Z8, Z15, Z15
-	VFMADD231PS Z7, Z14, Z15
-	VFMADD231PS Z12, Z17, Z17
-	VFMADD231PS Z9, Z15, Z17
-	VMULPS      Z8, Z16, Z16
-	VFMADD231PS Z7, Z18, Z16
-	VFMADD231PS Z12, Z13, Z13
-	VFMADD231PS Z9, Z16, Z13
-	VPMULLD     Z4, Z4, Z14
-	VPSRLD      $0x18, Z14, Z14
-	VPADDD      Z2, Z4, Z15
-	VPMULLD     Z15, Z15, Z15
-	VPSRLD      $0x18, Z15, Z15
-	VPADDD      Z17, Z14, Z14
-	VPADDD      Z13, Z15, Z15
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z14, Z13
-	VPADDD      Z0, Z15, Z16
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z16, Z1, Z13
-	VMOVDQU32   Z13, (SI)(CX*2)
-	VPSLLD      $0x10, Z15, Z13
-	VPTERNLOGD  $0xf4, Z1, Z14, Z13
-	VPSRLW      $0x08, Z13, Z13
-	VPMOVWB     Z13, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3875:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z13
+	VCVTPH2PS     32(DX)(CX*2), Z14
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z14, Z13, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z14, Z13, Z16
+	VPMOVZXBW     (BX)(CX*1), Z13
+	VPSLLW        $0x08, Z13, Z13
+	VPSRAW        $0x0f, Z13, Z14
+	VPADDW        (SI)(CX*2), Z14, Z14
+	VPSLLD        $0x10, Z14, Z17
+	VPTERNLOGD    $0xf4, Z1, Z13, Z17
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z14, Z1, Z13
+	VMULPS        Z10, Z15, Z15
+	VFMADD231PS   Z11, Z17, Z15
+	VMULPS        Z10, Z16, Z16
+	VFMADD231PS   Z11, Z13, Z16
+	VMOVDQU32     (DI)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z14
+	VPANDD        Z1, Z18, Z18
+	VMULPS        Z14, Z5, Z14
+	VFMADD231PS   Z6, Z15, Z14
+	VMULPS        Z18, Z5, Z18
+	VFMADD231PS   Z6, Z16, Z18
+	VPADDD        Z0, Z14, Z19
+	VPADDD        Z0, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z1, Z19
+	VMOVDQU32     Z19, (DI)(CX*2)
+	VMULPS        Z8, Z15, Z15
+	VFMADD231PS   Z7, Z14, Z15
+	VFMADD231PS   Z12, Z17, Z17
+	VFMADD231PS   Z9, Z15, Z17
+	VMULPS        Z8, Z16, Z16
+	VFMADD231PS   Z7, Z18, Z16
+	VFMADD231PS   Z12, Z13, Z13
+	VFMADD231PS   Z9, Z16, Z13
+	VPMULLD       Z4, Z4, Z14
+	VPSRLD        $0x18, Z14, Z14
+	VPADDD        Z2, Z4, Z15
+	VPMULLD       Z15, Z15, Z15
+	VPSRLD        $0x18, Z15, Z15
+	VPADDD        Z17, Z14, Z14
+	VPADDD        Z13, Z15, Z15
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z14, Z13
+	VPADDD        Z0, Z15, Z16
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z16, Z1, Z13
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3876
+	VPSUBW        (SI)(CX*2), Y13, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z13, Y16
+	VPSUBW        32(SI)(CX*2), Y16, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3224:
+noted3876:
+	VMOVDQU32  Z13, (SI)(CX*2)
+	VPSLLD     $0x10, Z15, Z13
+	VPTERNLOGD $0xf4, Z1, Z14, Z13
+	VPSRLW     $0x08, Z13, Z13
+	VPMOVWB    Z13, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3874:
 	CMPQ CX, R9
-	JB   next3223
+	JB   next3873
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3223
-	JMP  done3219
+	JB   next3873
+	JMP  done3868
 
-fp323218:
+fp323867:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3227
+	JMP  check3878
 
-next3226:
+next3877:
 	TESTQ     AX, AX
-	JEQ       kept3228
+	JEQ       kept3879
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -5331,80 +7194,131 @@ next3226:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3228:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z13
-	VMOVUPS     64(DX)(CX*4), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z14, Z13, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z14, Z13, Z16
-	VPMOVZXBW   (BX)(CX*1), Z13
-	VPSLLW      $0x08, Z13, Z13
-	VPSRAW      $0x0f, Z13, Z14
-	VPADDW      (SI)(CX*2), Z14, Z14
-	VPSLLD      $0x10, Z14, Z17
-	VPTERNLOGD  $0xf4, Z1, Z13, Z17
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z14, Z1, Z13
-	VMULPS      Z10, Z15, Z15
-	VFMADD231PS Z11, Z17, Z15
-	VMULPS      Z10, Z16, Z16
-	VFMADD231PS Z11, Z13, Z16
-	VMOVDQU32   (DI)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z14
-	VPANDD      Z1, Z18, Z18
-	VMULPS      Z14, Z5, Z14
-	VFMADD231PS Z6, Z15, Z14
-	VMULPS      Z18, Z5, Z18
-	VFMADD231PS Z6, Z16, Z18
-	VPADDD      Z0, Z14, Z19
-	VPADDD      Z0, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z1, Z19
-	VMOVDQU32   Z19, (DI)(CX*2)
-	VMULPS      Z8, Z15, Z15
-	VFMADD231PS Z7, Z14, Z15
-	VFMADD231PS Z12, Z17, Z17
-	VFMADD231PS Z9, Z15, Z17
-	VMULPS      Z8, Z16, Z16
-	VFMADD231PS Z7, Z18, Z16
-	VFMADD231PS Z12, Z13, Z13
-	VFMADD231PS Z9, Z16, Z13
-	VPMULLD     Z4, Z4, Z14
-	VPSRLD      $0x18, Z14, Z14
-	VPADDD      Z2, Z4, Z15
-	VPMULLD     Z15, Z15, Z15
-	VPSRLD      $0x18, Z15, Z15
-	VPADDD      Z17, Z14, Z14
-	VPADDD      Z13, Z15, Z15
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z14, Z13
-	VPADDD      Z0, Z15, Z16
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z16, Z1, Z13
-	VMOVDQU32   Z13, (SI)(CX*2)
-	VPSLLD      $0x10, Z15, Z13
-	VPTERNLOGD  $0xf4, Z1, Z14, Z13
-	VPSRLW      $0x08, Z13, Z13
-	VPMOVWB     Z13, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3879:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z13
+	VMOVUPS       64(DX)(CX*4), Z14
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z14, Z13, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z14, Z13, Z16
+	VPMOVZXBW     (BX)(CX*1), Z13
+	VPSLLW        $0x08, Z13, Z13
+	VPSRAW        $0x0f, Z13, Z14
+	VPADDW        (SI)(CX*2), Z14, Z14
+	VPSLLD        $0x10, Z14, Z17
+	VPTERNLOGD    $0xf4, Z1, Z13, Z17
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z14, Z1, Z13
+	VMULPS        Z10, Z15, Z15
+	VFMADD231PS   Z11, Z17, Z15
+	VMULPS        Z10, Z16, Z16
+	VFMADD231PS   Z11, Z13, Z16
+	VMOVDQU32     (DI)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z14
+	VPANDD        Z1, Z18, Z18
+	VMULPS        Z14, Z5, Z14
+	VFMADD231PS   Z6, Z15, Z14
+	VMULPS        Z18, Z5, Z18
+	VFMADD231PS   Z6, Z16, Z18
+	VPADDD        Z0, Z14, Z19
+	VPADDD        Z0, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z1, Z19
+	VMOVDQU32     Z19, (DI)(CX*2)
+	VMULPS        Z8, Z15, Z15
+	VFMADD231PS   Z7, Z14, Z15
+	VFMADD231PS   Z12, Z17, Z17
+	VFMADD231PS   Z9, Z15, Z17
+	VMULPS        Z8, Z16, Z16
+	VFMADD231PS   Z7, Z18, Z16
+	VFMADD231PS   Z12, Z13, Z13
+	VFMADD231PS   Z9, Z16, Z13
+	VPMULLD       Z4, Z4, Z14
+	VPSRLD        $0x18, Z14, Z14
+	VPADDD        Z2, Z4, Z15
+	VPMULLD       Z15, Z15, Z15
+	VPSRLD        $0x18, Z15, Z15
+	VPADDD        Z17, Z14, Z14
+	VPADDD        Z13, Z15, Z15
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z14, Z13
+	VPADDD        Z0, Z15, Z16
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z16, Z1, Z13
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3880
+	VPSUBW        (SI)(CX*2), Y13, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z13, Y16
+	VPSUBW        32(SI)(CX*2), Y16, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3227:
+noted3880:
+	VMOVDQU32  Z13, (SI)(CX*2)
+	VPSLLD     $0x10, Z15, Z13
+	VPTERNLOGD $0xf4, Z1, Z14, Z13
+	VPSRLW     $0x08, Z13, Z13
+	VPMOVWB    Z13, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3878:
 	CMPQ CX, R9
-	JB   next3226
+	JB   next3877
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3226
+	JB   next3877
 
-done3219:
-updated3202:
+done3868:
+updated3848:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -5429,15 +7343,15 @@ TEXT ·trafficSplit241xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp163230
-	JA     fp323231
+	JE     fp163882
+	JA     fp323883
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check3234
+	JMP    check3886
 
-next3233:
+next3885:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -5452,23 +7366,23 @@ next3233:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check3234:
+check3886:
 	CMPQ DX, R8
-	JB   next3233
+	JB   next3885
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next3233
-	JMP  done3232
+	JB   next3885
+	JMP  done3884
 
-fp163230:
+fp163882:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check3236
+	JMP  check3888
 
-next3235:
+next3887:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -5483,23 +7397,23 @@ next3235:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check3236:
+check3888:
 	CMPQ DX, R8
-	JB   next3235
+	JB   next3887
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next3235
-	JMP  done3232
+	JB   next3887
+	JMP  done3884
 
-fp323231:
+fp323883:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check3238
+	JMP  check3890
 
-next3237:
+next3889:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -5514,15 +7428,15 @@ next3237:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check3238:
+check3890:
 	CMPQ DX, R8
-	JB   next3237
+	JB   next3889
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next3237
+	JB   next3889
 
-done3232:
+done3884:
 	VZEROUPPER
 	RET
 
@@ -5548,15 +7462,15 @@ TEXT ·trafficSplit242xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp163240
-	JA     fp323241
+	JE     fp163892
+	JA     fp323893
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check3244
+	JMP    check3896
 
-next3243:
+next3895:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -5574,23 +7488,23 @@ next3243:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check3244:
+check3896:
 	CMPQ DX, R9
-	JB   next3243
+	JB   next3895
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3243
-	JMP  done3242
+	JB   next3895
+	JMP  done3894
 
-fp163240:
+fp163892:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check3246
+	JMP  check3898
 
-next3245:
+next3897:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -5608,23 +7522,23 @@ next3245:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check3246:
+check3898:
 	CMPQ DX, R9
-	JB   next3245
+	JB   next3897
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3245
-	JMP  done3242
+	JB   next3897
+	JMP  done3894
 
-fp323241:
+fp323893:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check3248
+	JMP  check3900
 
-next3247:
+next3899:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -5642,15 +7556,15 @@ next3247:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check3248:
+check3900:
 	CMPQ DX, R9
-	JB   next3247
+	JB   next3899
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3247
+	JB   next3899
 
-done3242:
+done3894:
 	VZEROUPPER
 	RET
 
@@ -5732,12 +7646,12 @@ TEXT ·adamSplit24INT8AVX512(SB), $5472-8
 	MOVQ         a+0(FP), AX
 	MOVQ         24(AX), AX
 	CMPQ         CX, $0x01
-	JE           fp163250
-	JA           fp323251
+	JE           fp163902
+	JA           fp323903
 
-block3253:
+block3905:
 	TESTQ   R10, R10
-	JEQ     kept3256
+	JEQ     kept3908
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -5746,7 +7660,7 @@ block3253:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept3256:
+kept3908:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -5766,9 +7680,9 @@ kept3256:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile3254:
+tile3906:
 	TESTQ     R10, R10
-	JEQ       kept3257
+	JEQ       kept3909
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -5784,272 +7698,374 @@ tile3254:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept3257:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R8)(CX*1)
-	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (BX)(CX*1)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBW   (R9)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z7, Z18, Z18
-	VPMOVSXBW   (R8)(AX*1), Z21
-	VPSLLD      $0x13, Z21, Z20
-	VPSLLD      $0x03, Z21, Z21
-	VPANDD      Z3, Z17, Z22
-	VPADDD      Z10, Z22, Z22
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z22, Z19, Z19
-	VSUBPS      Z22, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VPANDD      Z3, Z18, Z22
-	VPADDD      Z10, Z22, Z22
-	VPANDD      Z9, Z21, Z20
-	VPADDD      Z22, Z20, Z20
-	VSUBPS      Z22, Z20, Z20
-	VPTERNLOGD  $0xf8, Z5, Z21, Z20
-	VMOVDQU32   (DI)(AX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z7, Z22, Z22
-	VPMOVZXBW   (BX)(AX*1), Z23
-	VPSLLW      $0x08, Z23, Z23
-	VPSRAW      $0x0f, Z23, Z24
-	VPADDW      (SI)(AX*2), Z24, Z24
-	VPSLLD      $0x10, Z24, Z25
-	VPTERNLOGD  $0xf4, Z7, Z23, Z25
-	VPSRLD      $0x10, Z23, Z23
-	VPTERNLOGD  $0xf8, Z24, Z7, Z23
-	VMULPS      4096(DX), Z21, Z21
-	VFMADD231PS 4160(DX), Z25, Z21
-	VMULPS      4096(DX), Z22, Z22
-	VFMADD231PS 4160(DX), Z23, Z22
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z21, Z19
-	VMULPS      Z20, Z11, Z20
-	VFMADD231PS Z12, Z22, Z20
-	VMULPS      Z21, Z21, Z21
-	VMULPS      Z22, Z22, Z22
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z21, Z17
-	VMULPS      Z18, Z13, Z18
-	VFMADD231PS Z14, Z22, Z18
-	VMOVUPS     Z19, (DX)(R11*4)
-	VMOVUPS     Z20, 64(DX)(R11*4)
-	VSQRTPS     Z17, Z17
-	VSQRTPS     Z18, Z18
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2048(DX)(R12*4), Z4, Z21
-	VPSRLD      5104(DX), Z0, Z22
-	VPADDD      Z22, Z21, Z21
-	VPANDND     Z3, Z21, Z24
-	VPANDND     (DX)(R12*4), Z5, Z22
-	VFMADD213PS pattern3e000000<>+0(SB), Z24, Z22
-	VMOVDQA32   Z0, Z24
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z24
-	VPADDD      Z24, Z22, Z22
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R12*4), Z4, Z24
-	VPSRLD      5104(DX), Z0, Z26
-	VPADDD      Z26, Z24, Z24
-	VPANDND     Z3, Z24, Z27
-	VPANDND     64(DX)(R12*4), Z5, Z26
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z26
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
-	VPADDD      Z27, Z26, Z26
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z21, Z21
-	VPSRLD      5088(DX), Z24, Z24
-	VPTERNLOGD  $0xf8, Z24, Z7, Z21
-	VPSUBW      4992(DX), Z21, Z21
-	VPSRLD      $0x13, Z22, Z22
-	VPSRLD      $0x03, Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z7, Z22
-	VPSRLD      $0x10, (DX)(R12*4), Z24
-	VPTERNLOGD  $0xf8, 64(DX)(R12*4), Z7, Z24
-	VMOVUPS     Z17, 2048(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VMOVUPS     Z18, 2112(DX)(R11*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z25, Z25
-	VFMADD231PS 4672(DX), Z19, Z25
-	VFMADD213PS 4544(DX), Z15, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z23, Z23
-	VFMADD231PS 4672(DX), Z20, Z23
-	VPMULLD     Z16, Z16, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z25, Z17, Z17
-	VPADDD      Z23, Z18, Z18
-	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
-	VPADDD      Z6, Z17, Z19
-	VPADDD      Z6, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z7, Z19
-	VMOVDQU32   Z19, (SI)(AX*2)
-	VPSLLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf4, Z7, Z17, Z18
-	VPSRLW      $0x08, Z18, Z18
-	VPMOVWB     Z18, (BX)(AX*1)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (BX)(CX*1)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBW   (R9)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z7, Z18, Z18
-	VPMOVSXBW   (R8)(AX*1), Z23
-	VPSLLD      $0x13, Z23, Z20
-	VPSLLD      $0x03, Z23, Z23
-	VPANDD      Z3, Z17, Z25
-	VPADDD      Z10, Z25, Z25
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z25, Z19, Z19
-	VSUBPS      Z25, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VPANDD      Z3, Z18, Z25
-	VPADDD      Z10, Z25, Z25
-	VPANDD      Z9, Z23, Z20
-	VPADDD      Z25, Z20, Z20
-	VSUBPS      Z25, Z20, Z20
-	VPTERNLOGD  $0xf8, Z5, Z23, Z20
-	VMOVDQU32   (DI)(AX*2), Z25
-	VPSLLD      $0x10, Z25, Z23
-	VPANDD      Z7, Z25, Z25
-	VPMOVZXBW   (BX)(AX*1), Z26
-	VPSLLW      $0x08, Z26, Z26
-	VPSRAW      $0x0f, Z26, Z27
-	VPADDW      (SI)(AX*2), Z27, Z27
-	VPSLLD      $0x10, Z27, Z28
-	VPTERNLOGD  $0xf4, Z7, Z26, Z28
-	VPSRLD      $0x10, Z26, Z26
-	VPTERNLOGD  $0xf8, Z27, Z7, Z26
-	VMULPS      4096(DX), Z23, Z23
-	VFMADD231PS 4160(DX), Z28, Z23
-	VMULPS      4096(DX), Z25, Z25
-	VFMADD231PS 4160(DX), Z26, Z25
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z23, Z19
-	VMULPS      Z20, Z11, Z20
-	VFMADD231PS Z12, Z25, Z20
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z25, Z25, Z25
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z23, Z17
-	VMULPS      Z18, Z13, Z18
-	VFMADD231PS Z14, Z25, Z18
-	VMOVUPS     Z19, 128(DX)(R11*4)
-	VMOVUPS     Z20, 192(DX)(R11*4)
-	VSQRTPS     Z17, Z17
-	VSQRTPS     Z18, Z18
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2176(DX)(R12*4), Z4, Z23
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z23, Z23
-	VPANDND     Z3, Z23, Z27
-	VPANDND     128(DX)(R12*4), Z5, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z25
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
-	VPADDD      Z27, Z25, Z25
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R12*4), Z4, Z27
-	VPSRLD      5104(DX), Z0, Z29
-	VPADDD      Z29, Z27, Z27
-	VPANDND     Z3, Z27, Z30
-	VPANDND     192(DX)(R12*4), Z5, Z29
-	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z29
-	VMOVDQA32   Z0, Z30
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z30
-	VPADDD      Z30, Z29, Z29
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z23, Z23
-	VPSRLD      5088(DX), Z27, Z27
-	VPTERNLOGD  $0xf8, Z27, Z7, Z23
-	VPSUBW      4992(DX), Z23, Z23
-	VPSRLD      $0x13, Z25, Z25
-	VPSRLD      $0x03, Z29, Z29
-	VPTERNLOGD  $0xf8, Z29, Z7, Z25
-	VPSRLD      $0x10, 128(DX)(R12*4), Z27
-	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z27
-	VPACKSSWB   Z25, Z22, Z25
-	VPACKSSWB   Z27, Z24, Z27
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z27, Z25
-	VMOVUPS     inOrder<>+0(SB), Z22
-	VPACKUSWB   Z23, Z21, Z23
-	VPERMQ      Z23, Z22, Z23
-	VPERMQ      Z25, Z22, Z25
-	MOVQ        5136(DX), R12
-	VMOVDQU32   Z23, -32(R12)(AX*1)
-	MOVQ        5128(DX), R12
-	VMOVDQU32   Z25, -32(R12)(AX*1)
-	VMOVUPS     Z17, 2176(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VMOVUPS     Z18, 2240(DX)(R11*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z28, Z28
-	VFMADD231PS 4672(DX), Z19, Z28
-	VFMADD213PS 4544(DX), Z15, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z26, Z26
-	VFMADD231PS 4672(DX), Z20, Z26
-	VPMULLD     Z16, Z16, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z28, Z17, Z17
-	VPADDD      Z26, Z18, Z18
-	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
-	VPADDD      Z6, Z17, Z19
-	VPADDD      Z6, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z7, Z19
-	VMOVDQU32   Z19, (SI)(AX*2)
-	VPSLLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf4, Z7, Z17, Z18
-	VPSRLW      $0x08, Z18, Z18
-	VPMOVWB     Z18, (BX)(AX*1)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	TESTQ       $0x000000ff, AX
-	JNE         tile3254
-	CMPL        5120(DX), $0x00
-	JEQ         done3259
-	SUBQ        $0x00000100, AX
+kept3909:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R11
+	MOVQ          8(R11), R11
+	CMPQ          AX, R11
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R8)(CX*1)
+	PREFETCHT0    (R9)(CX*1)
+	MOVQ          AX, R11
+	ANDQ          $0x000001ff, R11
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (BX)(CX*1)
+	PREFETCHT0    (DI)(CX*2)
+	VPMOVZXBW     (R9)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z7, Z18, Z18
+	VPMOVSXBW     (R8)(AX*1), Z21
+	VPSLLD        $0x13, Z21, Z20
+	VPSLLD        $0x03, Z21, Z21
+	VPANDD        Z3, Z17, Z22
+	VPADDD        Z10, Z22, Z22
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z22, Z19, Z19
+	VSUBPS        Z22, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VPANDD        Z3, Z18, Z22
+	VPADDD        Z10, Z22, Z22
+	VPANDD        Z9, Z21, Z20
+	VPADDD        Z22, Z20, Z20
+	VSUBPS        Z22, Z20, Z20
+	VPTERNLOGD    $0xf8, Z5, Z21, Z20
+	VMOVDQU32     (DI)(AX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z7, Z22, Z22
+	VPMOVZXBW     (BX)(AX*1), Z23
+	VPSLLW        $0x08, Z23, Z23
+	VPSRAW        $0x0f, Z23, Z24
+	VPADDW        (SI)(AX*2), Z24, Z24
+	VPSLLD        $0x10, Z24, Z25
+	VPTERNLOGD    $0xf4, Z7, Z23, Z25
+	VPSRLD        $0x10, Z23, Z23
+	VPTERNLOGD    $0xf8, Z24, Z7, Z23
+	VMULPS        4096(DX), Z21, Z21
+	VFMADD231PS   4160(DX), Z25, Z21
+	VMULPS        4096(DX), Z22, Z22
+	VFMADD231PS   4160(DX), Z23, Z22
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z21, Z19
+	VMULPS        Z20, Z11, Z20
+	VFMADD231PS   Z12, Z22, Z20
+	VMULPS        Z21, Z21, Z21
+	VMULPS        Z22, Z22, Z22
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z21, Z17
+	VMULPS        Z18, Z13, Z18
+	VFMADD231PS   Z14, Z22, Z18
+	VMOVUPS       Z19, (DX)(R11*4)
+	VMOVUPS       Z20, 64(DX)(R11*4)
+	VSQRTPS       Z17, Z17
+	VSQRTPS       Z18, Z18
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2048(DX)(R12*4), Z4, Z21
+	VPSRLD        5104(DX), Z0, Z22
+	VPADDD        Z22, Z21, Z21
+	VPANDND       Z3, Z21, Z24
+	VPANDND       (DX)(R12*4), Z5, Z22
+	VFMADD213PS   pattern3e000000<>+0(SB), Z24, Z22
+	VMOVDQA32     Z0, Z24
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z24
+	VPADDD        Z24, Z22, Z22
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R12*4), Z4, Z24
+	VPSRLD        5104(DX), Z0, Z26
+	VPADDD        Z26, Z24, Z24
+	VPANDND       Z3, Z24, Z27
+	VPANDND       64(DX)(R12*4), Z5, Z26
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD        Z27, Z26, Z26
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z21, Z21
+	VPSRLD        5088(DX), Z24, Z24
+	VPTERNLOGD    $0xf8, Z24, Z7, Z21
+	VPSUBW        4992(DX), Z21, Z21
+	VPSRLD        $0x13, Z22, Z22
+	VPSRLD        $0x03, Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z7, Z22
+	VPSRLD        $0x10, (DX)(R12*4), Z24
+	VPTERNLOGD    $0xf8, 64(DX)(R12*4), Z7, Z24
+	VMOVUPS       Z17, 2048(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VMOVUPS       Z18, 2112(DX)(R11*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z25, Z25
+	VFMADD231PS   4672(DX), Z19, Z25
+	VFMADD213PS   4544(DX), Z15, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z23, Z23
+	VFMADD231PS   4672(DX), Z20, Z23
+	VPMULLD       Z16, Z16, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z25, Z17, Z17
+	VPADDD        Z23, Z18, Z18
+	VPADDD        patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD        Z6, Z17, Z19
+	VPADDD        Z6, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z7, Z19
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3910
+	VPSUBW        (SI)(AX*2), Y19, Y20
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z19, Y20
+	VPSUBW        32(SI)(AX*2), Y20, Y20
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-next3258:
+noted3910:
+	VMOVDQU32     Z19, (SI)(AX*2)
+	VPSLLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf4, Z7, Z17, Z18
+	VPSRLW        $0x08, Z18, Z18
+	VPMOVWB       Z18, (BX)(AX*1)
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (BX)(CX*1)
+	PREFETCHT0    (DI)(CX*2)
+	VPMOVZXBW     (R9)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z7, Z18, Z18
+	VPMOVSXBW     (R8)(AX*1), Z23
+	VPSLLD        $0x13, Z23, Z20
+	VPSLLD        $0x03, Z23, Z23
+	VPANDD        Z3, Z17, Z25
+	VPADDD        Z10, Z25, Z25
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z25, Z19, Z19
+	VSUBPS        Z25, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VPANDD        Z3, Z18, Z25
+	VPADDD        Z10, Z25, Z25
+	VPANDD        Z9, Z23, Z20
+	VPADDD        Z25, Z20, Z20
+	VSUBPS        Z25, Z20, Z20
+	VPTERNLOGD    $0xf8, Z5, Z23, Z20
+	VMOVDQU32     (DI)(AX*2), Z25
+	VPSLLD        $0x10, Z25, Z23
+	VPANDD        Z7, Z25, Z25
+	VPMOVZXBW     (BX)(AX*1), Z26
+	VPSLLW        $0x08, Z26, Z26
+	VPSRAW        $0x0f, Z26, Z27
+	VPADDW        (SI)(AX*2), Z27, Z27
+	VPSLLD        $0x10, Z27, Z28
+	VPTERNLOGD    $0xf4, Z7, Z26, Z28
+	VPSRLD        $0x10, Z26, Z26
+	VPTERNLOGD    $0xf8, Z27, Z7, Z26
+	VMULPS        4096(DX), Z23, Z23
+	VFMADD231PS   4160(DX), Z28, Z23
+	VMULPS        4096(DX), Z25, Z25
+	VFMADD231PS   4160(DX), Z26, Z25
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z23, Z19
+	VMULPS        Z20, Z11, Z20
+	VFMADD231PS   Z12, Z25, Z20
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z25, Z25, Z25
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z23, Z17
+	VMULPS        Z18, Z13, Z18
+	VFMADD231PS   Z14, Z25, Z18
+	VMOVUPS       Z19, 128(DX)(R11*4)
+	VMOVUPS       Z20, 192(DX)(R11*4)
+	VSQRTPS       Z17, Z17
+	VSQRTPS       Z18, Z18
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2176(DX)(R12*4), Z4, Z23
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z23, Z23
+	VPANDND       Z3, Z23, Z27
+	VPANDND       128(DX)(R12*4), Z5, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z25
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD        Z27, Z25, Z25
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R12*4), Z4, Z27
+	VPSRLD        5104(DX), Z0, Z29
+	VPADDD        Z29, Z27, Z27
+	VPANDND       Z3, Z27, Z30
+	VPANDND       192(DX)(R12*4), Z5, Z29
+	VFMADD213PS   pattern3e000000<>+0(SB), Z30, Z29
+	VMOVDQA32     Z0, Z30
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z30
+	VPADDD        Z30, Z29, Z29
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z23, Z23
+	VPSRLD        5088(DX), Z27, Z27
+	VPTERNLOGD    $0xf8, Z27, Z7, Z23
+	VPSUBW        4992(DX), Z23, Z23
+	VPSRLD        $0x13, Z25, Z25
+	VPSRLD        $0x03, Z29, Z29
+	VPTERNLOGD    $0xf8, Z29, Z7, Z25
+	VPSRLD        $0x10, 128(DX)(R12*4), Z27
+	VPTERNLOGD    $0xf8, 192(DX)(R12*4), Z7, Z27
+	VPACKSSWB     Z25, Z22, Z25
+	VPACKSSWB     Z27, Z24, Z27
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z27, Z25
+	VMOVUPS       inOrder<>+0(SB), Z22
+	VPACKUSWB     Z23, Z21, Z23
+	VPERMQ        Z23, Z22, Z23
+	VPERMQ        Z25, Z22, Z25
+	MOVQ          5136(DX), R12
+	VMOVDQU32     Z23, -32(R12)(AX*1)
+	MOVQ          5128(DX), R12
+	VMOVDQU32     Z25, -32(R12)(AX*1)
+	VMOVUPS       Z17, 2176(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VMOVUPS       Z18, 2240(DX)(R11*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z28, Z28
+	VFMADD231PS   4672(DX), Z19, Z28
+	VFMADD213PS   4544(DX), Z15, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z26, Z26
+	VFMADD231PS   4672(DX), Z20, Z26
+	VPMULLD       Z16, Z16, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z28, Z17, Z17
+	VPADDD        Z26, Z18, Z18
+	VPADDD        patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD        Z6, Z17, Z19
+	VPADDD        Z6, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z7, Z19
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3911
+	VPSUBW        (SI)(AX*2), Y19, Y20
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z19, Y20
+	VPSUBW        32(SI)(AX*2), Y20, Y20
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+
+noted3911:
+	VMOVDQU32  Z19, (SI)(AX*2)
+	VPSLLD     $0x10, Z18, Z18
+	VPTERNLOGD $0xf4, Z7, Z17, Z18
+	VPSRLW     $0x08, Z18, Z18
+	VPMOVWB    Z18, (BX)(AX*1)
+	ADDQ       $0x20, AX
+	ADDQ       $0x20, CX
+	TESTQ      $0x000000ff, AX
+	JNE        tile3906
+	CMPL       5120(DX), $0x00
+	JEQ        done3913
+	SUBQ       $0x00000100, AX
+
+next3912:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6068,9 +8084,9 @@ next3258:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3258
+	JNE        next3912
 
-done3259:
+done3913:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -6095,11 +8111,11 @@ done3259:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual3260
+	JEQ           unusual3914
 	CMPL          R13, $0x5f000000
-	JBE           usual3261
+	JBE           usual3915
 
-unusual3260:
+unusual3914:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -6108,7 +8124,7 @@ unusual3260:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next3262:
+next3916:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -6117,7 +8133,7 @@ next3262:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next3262
+	JB            next3916
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -6139,7 +8155,7 @@ next3262:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual3261:
+usual3915:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -6249,13 +8265,13 @@ usual3261:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block3253
-	JMP          done3252
+	JB           block3905
+	JMP          done3904
 
-fp163250:
-block3263:
+fp163902:
+block3917:
 	TESTQ   R10, R10
-	JEQ     kept3266
+	JEQ     kept3920
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -6264,7 +8280,7 @@ block3263:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept3266:
+kept3920:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -6284,9 +8300,9 @@ kept3266:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile3264:
+tile3918:
 	TESTQ     R10, R10
-	JEQ       kept3267
+	JEQ       kept3921
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -6302,278 +8318,380 @@ tile3264:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept3267:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R8)(CX*1)
-	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (BX)(CX*1)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBW   (R9)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z7, Z18, Z18
-	VPMOVSXBW   (R8)(AX*1), Z21
-	VPSLLD      $0x13, Z21, Z20
-	VPSLLD      $0x03, Z21, Z21
-	VPANDD      Z3, Z17, Z22
-	VPADDD      Z10, Z22, Z22
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z22, Z19, Z19
-	VSUBPS      Z22, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VPANDD      Z3, Z18, Z22
-	VPADDD      Z10, Z22, Z22
-	VPANDD      Z9, Z21, Z20
-	VPADDD      Z22, Z20, Z20
-	VSUBPS      Z22, Z20, Z20
-	VPTERNLOGD  $0xf8, Z5, Z21, Z20
-	VCVTPH2PS   (DI)(AX*2), Z21
-	VCVTPH2PS   32(DI)(AX*2), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z21, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z21, Z24
-	VPMOVZXBW   (BX)(AX*1), Z21
-	VPSLLW      $0x08, Z21, Z21
-	VPSRAW      $0x0f, Z21, Z22
-	VPADDW      (SI)(AX*2), Z22, Z22
-	VPSLLD      $0x10, Z22, Z25
-	VPTERNLOGD  $0xf4, Z7, Z21, Z25
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z7, Z21
-	VMULPS      4096(DX), Z23, Z23
-	VFMADD231PS 4160(DX), Z25, Z23
-	VMULPS      4096(DX), Z24, Z24
-	VFMADD231PS 4160(DX), Z21, Z24
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z23, Z19
-	VMULPS      Z20, Z11, Z20
-	VFMADD231PS Z12, Z24, Z20
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z24, Z24, Z24
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z23, Z17
-	VMULPS      Z18, Z13, Z18
-	VFMADD231PS Z14, Z24, Z18
-	VMOVUPS     Z19, (DX)(R11*4)
-	VMOVUPS     Z20, 64(DX)(R11*4)
-	VSQRTPS     Z17, Z17
-	VSQRTPS     Z18, Z18
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2048(DX)(R12*4), Z4, Z22
-	VPSRLD      5104(DX), Z0, Z23
-	VPADDD      Z23, Z22, Z22
-	VPANDND     Z3, Z22, Z24
-	VPANDND     (DX)(R12*4), Z5, Z23
-	VFMADD213PS pattern3e000000<>+0(SB), Z24, Z23
-	VMOVDQA32   Z0, Z24
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z24
-	VPADDD      Z24, Z23, Z23
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R12*4), Z4, Z24
-	VPSRLD      5104(DX), Z0, Z26
-	VPADDD      Z26, Z24, Z24
-	VPANDND     Z3, Z24, Z27
-	VPANDND     64(DX)(R12*4), Z5, Z26
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z26
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
-	VPADDD      Z27, Z26, Z26
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z22, Z22
-	VPSRLD      5088(DX), Z24, Z24
-	VPTERNLOGD  $0xf8, Z24, Z7, Z22
-	VPSUBW      4992(DX), Z22, Z22
-	VPSRLD      $0x13, Z23, Z23
-	VPSRLD      $0x03, Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z7, Z23
-	VPSRLD      $0x10, (DX)(R12*4), Z24
-	VPTERNLOGD  $0xf8, 64(DX)(R12*4), Z7, Z24
-	VMOVUPS     Z17, 2048(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VMOVUPS     Z18, 2112(DX)(R11*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z25, Z25
-	VFMADD231PS 4672(DX), Z19, Z25
-	VFMADD213PS 4544(DX), Z15, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z21, Z21
-	VFMADD231PS 4672(DX), Z20, Z21
-	VPMULLD     Z16, Z16, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z25, Z17, Z17
-	VPADDD      Z21, Z18, Z18
-	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
-	VPADDD      Z6, Z17, Z19
-	VPADDD      Z6, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z7, Z19
-	VMOVDQU32   Z19, (SI)(AX*2)
-	VPSLLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf4, Z7, Z17, Z18
-	VPSRLW      $0x08, Z18, Z18
-	VPMOVWB     Z18, (BX)(AX*1)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (BX)(CX*1)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBW   (R9)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z7, Z18, Z18
-	VPMOVSXBW   (R8)(AX*1), Z21
-	VPSLLD      $0x13, Z21, Z20
-	VPSLLD      $0x03, Z21, Z21
-	VPANDD      Z3, Z17, Z25
-	VPADDD      Z10, Z25, Z25
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z25, Z19, Z19
-	VSUBPS      Z25, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VPANDD      Z3, Z18, Z25
-	VPADDD      Z10, Z25, Z25
-	VPANDD      Z9, Z21, Z20
-	VPADDD      Z25, Z20, Z20
-	VSUBPS      Z25, Z20, Z20
-	VPTERNLOGD  $0xf8, Z5, Z21, Z20
-	VCVTPH2PS   (DI)(AX*2), Z21
-	VCVTPH2PS   32(DI)(AX*2), Z25
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
-	VPERMI2PS   Z25, Z21, Z26
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
-	VPERMI2PS   Z25, Z21, Z27
-	VPMOVZXBW   (BX)(AX*1), Z21
-	VPSLLW      $0x08, Z21, Z21
-	VPSRAW      $0x0f, Z21, Z25
-	VPADDW      (SI)(AX*2), Z25, Z25
-	VPSLLD      $0x10, Z25, Z28
-	VPTERNLOGD  $0xf4, Z7, Z21, Z28
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z25, Z7, Z21
-	VMULPS      4096(DX), Z26, Z26
-	VFMADD231PS 4160(DX), Z28, Z26
-	VMULPS      4096(DX), Z27, Z27
-	VFMADD231PS 4160(DX), Z21, Z27
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z26, Z19
-	VMULPS      Z20, Z11, Z20
-	VFMADD231PS Z12, Z27, Z20
-	VMULPS      Z26, Z26, Z26
-	VMULPS      Z27, Z27, Z27
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z26, Z17
-	VMULPS      Z18, Z13, Z18
-	VFMADD231PS Z14, Z27, Z18
-	VMOVUPS     Z19, 128(DX)(R11*4)
-	VMOVUPS     Z20, 192(DX)(R11*4)
-	VSQRTPS     Z17, Z17
-	VSQRTPS     Z18, Z18
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2176(DX)(R12*4), Z4, Z25
-	VPSRLD      5104(DX), Z0, Z26
-	VPADDD      Z26, Z25, Z25
-	VPANDND     Z3, Z25, Z27
-	VPANDND     128(DX)(R12*4), Z5, Z26
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z26
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
-	VPADDD      Z27, Z26, Z26
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R12*4), Z4, Z27
-	VPSRLD      5104(DX), Z0, Z29
-	VPADDD      Z29, Z27, Z27
-	VPANDND     Z3, Z27, Z30
-	VPANDND     192(DX)(R12*4), Z5, Z29
-	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z29
-	VMOVDQA32   Z0, Z30
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z30
-	VPADDD      Z30, Z29, Z29
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z25, Z25
-	VPSRLD      5088(DX), Z27, Z27
-	VPTERNLOGD  $0xf8, Z27, Z7, Z25
-	VPSUBW      4992(DX), Z25, Z25
-	VPSRLD      $0x13, Z26, Z26
-	VPSRLD      $0x03, Z29, Z29
-	VPTERNLOGD  $0xf8, Z29, Z7, Z26
-	VPSRLD      $0x10, 128(DX)(R12*4), Z27
-	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z27
-	VPACKSSWB   Z26, Z23, Z26
-	VPACKSSWB   Z27, Z24, Z27
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z27, Z26
-	VMOVUPS     inOrder<>+0(SB), Z23
-	VPACKUSWB   Z25, Z22, Z25
-	VPERMQ      Z25, Z23, Z25
-	VPERMQ      Z26, Z23, Z26
-	MOVQ        5136(DX), R12
-	VMOVDQU32   Z25, -32(R12)(AX*1)
-	MOVQ        5128(DX), R12
-	VMOVDQU32   Z26, -32(R12)(AX*1)
-	VMOVUPS     Z17, 2176(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VMOVUPS     Z18, 2240(DX)(R11*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z28, Z28
-	VFMADD231PS 4672(DX), Z19, Z28
-	VFMADD213PS 4544(DX), Z15, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z21, Z21
-	VFMADD231PS 4672(DX), Z20, Z21
-	VPMULLD     Z16, Z16, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z28, Z17, Z17
-	VPADDD      Z21, Z18, Z18
-	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
-	VPADDD      Z6, Z17, Z19
-	VPADDD      Z6, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z7, Z19
-	VMOVDQU32   Z19, (SI)(AX*2)
-	VPSLLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf4, Z7, Z17, Z18
-	VPSRLW      $0x08, Z18, Z18
-	VPMOVWB     Z18, (BX)(AX*1)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	TESTQ       $0x000000ff, AX
-	JNE         tile3264
-	CMPL        5120(DX), $0x00
-	JEQ         done3269
-	SUBQ        $0x00000100, AX
+kept3921:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R11
+	MOVQ          8(R11), R11
+	CMPQ          AX, R11
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R8)(CX*1)
+	PREFETCHT0    (R9)(CX*1)
+	MOVQ          AX, R11
+	ANDQ          $0x000001ff, R11
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (BX)(CX*1)
+	PREFETCHT0    (DI)(CX*2)
+	VPMOVZXBW     (R9)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z7, Z18, Z18
+	VPMOVSXBW     (R8)(AX*1), Z21
+	VPSLLD        $0x13, Z21, Z20
+	VPSLLD        $0x03, Z21, Z21
+	VPANDD        Z3, Z17, Z22
+	VPADDD        Z10, Z22, Z22
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z22, Z19, Z19
+	VSUBPS        Z22, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VPANDD        Z3, Z18, Z22
+	VPADDD        Z10, Z22, Z22
+	VPANDD        Z9, Z21, Z20
+	VPADDD        Z22, Z20, Z20
+	VSUBPS        Z22, Z20, Z20
+	VPTERNLOGD    $0xf8, Z5, Z21, Z20
+	VCVTPH2PS     (DI)(AX*2), Z21
+	VCVTPH2PS     32(DI)(AX*2), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS     Z22, Z21, Z23
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS     Z22, Z21, Z24
+	VPMOVZXBW     (BX)(AX*1), Z21
+	VPSLLW        $0x08, Z21, Z21
+	VPSRAW        $0x0f, Z21, Z22
+	VPADDW        (SI)(AX*2), Z22, Z22
+	VPSLLD        $0x10, Z22, Z25
+	VPTERNLOGD    $0xf4, Z7, Z21, Z25
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z7, Z21
+	VMULPS        4096(DX), Z23, Z23
+	VFMADD231PS   4160(DX), Z25, Z23
+	VMULPS        4096(DX), Z24, Z24
+	VFMADD231PS   4160(DX), Z21, Z24
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z23, Z19
+	VMULPS        Z20, Z11, Z20
+	VFMADD231PS   Z12, Z24, Z20
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z24, Z24, Z24
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z23, Z17
+	VMULPS        Z18, Z13, Z18
+	VFMADD231PS   Z14, Z24, Z18
+	VMOVUPS       Z19, (DX)(R11*4)
+	VMOVUPS       Z20, 64(DX)(R11*4)
+	VSQRTPS       Z17, Z17
+	VSQRTPS       Z18, Z18
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2048(DX)(R12*4), Z4, Z22
+	VPSRLD        5104(DX), Z0, Z23
+	VPADDD        Z23, Z22, Z22
+	VPANDND       Z3, Z22, Z24
+	VPANDND       (DX)(R12*4), Z5, Z23
+	VFMADD213PS   pattern3e000000<>+0(SB), Z24, Z23
+	VMOVDQA32     Z0, Z24
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z24
+	VPADDD        Z24, Z23, Z23
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R12*4), Z4, Z24
+	VPSRLD        5104(DX), Z0, Z26
+	VPADDD        Z26, Z24, Z24
+	VPANDND       Z3, Z24, Z27
+	VPANDND       64(DX)(R12*4), Z5, Z26
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD        Z27, Z26, Z26
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z22, Z22
+	VPSRLD        5088(DX), Z24, Z24
+	VPTERNLOGD    $0xf8, Z24, Z7, Z22
+	VPSUBW        4992(DX), Z22, Z22
+	VPSRLD        $0x13, Z23, Z23
+	VPSRLD        $0x03, Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z7, Z23
+	VPSRLD        $0x10, (DX)(R12*4), Z24
+	VPTERNLOGD    $0xf8, 64(DX)(R12*4), Z7, Z24
+	VMOVUPS       Z17, 2048(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VMOVUPS       Z18, 2112(DX)(R11*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z25, Z25
+	VFMADD231PS   4672(DX), Z19, Z25
+	VFMADD213PS   4544(DX), Z15, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z21, Z21
+	VFMADD231PS   4672(DX), Z20, Z21
+	VPMULLD       Z16, Z16, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z25, Z17, Z17
+	VPADDD        Z21, Z18, Z18
+	VPADDD        patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD        Z6, Z17, Z19
+	VPADDD        Z6, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z7, Z19
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3922
+	VPSUBW        (SI)(AX*2), Y19, Y20
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z19, Y20
+	VPSUBW        32(SI)(AX*2), Y20, Y20
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-next3268:
+noted3922:
+	VMOVDQU32     Z19, (SI)(AX*2)
+	VPSLLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf4, Z7, Z17, Z18
+	VPSRLW        $0x08, Z18, Z18
+	VPMOVWB       Z18, (BX)(AX*1)
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (BX)(CX*1)
+	PREFETCHT0    (DI)(CX*2)
+	VPMOVZXBW     (R9)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z7, Z18, Z18
+	VPMOVSXBW     (R8)(AX*1), Z21
+	VPSLLD        $0x13, Z21, Z20
+	VPSLLD        $0x03, Z21, Z21
+	VPANDD        Z3, Z17, Z25
+	VPADDD        Z10, Z25, Z25
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z25, Z19, Z19
+	VSUBPS        Z25, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VPANDD        Z3, Z18, Z25
+	VPADDD        Z10, Z25, Z25
+	VPANDD        Z9, Z21, Z20
+	VPADDD        Z25, Z20, Z20
+	VSUBPS        Z25, Z20, Z20
+	VPTERNLOGD    $0xf8, Z5, Z21, Z20
+	VCVTPH2PS     (DI)(AX*2), Z21
+	VCVTPH2PS     32(DI)(AX*2), Z25
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
+	VPERMI2PS     Z25, Z21, Z26
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
+	VPERMI2PS     Z25, Z21, Z27
+	VPMOVZXBW     (BX)(AX*1), Z21
+	VPSLLW        $0x08, Z21, Z21
+	VPSRAW        $0x0f, Z21, Z25
+	VPADDW        (SI)(AX*2), Z25, Z25
+	VPSLLD        $0x10, Z25, Z28
+	VPTERNLOGD    $0xf4, Z7, Z21, Z28
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z25, Z7, Z21
+	VMULPS        4096(DX), Z26, Z26
+	VFMADD231PS   4160(DX), Z28, Z26
+	VMULPS        4096(DX), Z27, Z27
+	VFMADD231PS   4160(DX), Z21, Z27
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z26, Z19
+	VMULPS        Z20, Z11, Z20
+	VFMADD231PS   Z12, Z27, Z20
+	VMULPS        Z26, Z26, Z26
+	VMULPS        Z27, Z27, Z27
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z26, Z17
+	VMULPS        Z18, Z13, Z18
+	VFMADD231PS   Z14, Z27, Z18
+	VMOVUPS       Z19, 128(DX)(R11*4)
+	VMOVUPS       Z20, 192(DX)(R11*4)
+	VSQRTPS       Z17, Z17
+	VSQRTPS       Z18, Z18
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2176(DX)(R12*4), Z4, Z25
+	VPSRLD        5104(DX), Z0, Z26
+	VPADDD        Z26, Z25, Z25
+	VPANDND       Z3, Z25, Z27
+	VPANDND       128(DX)(R12*4), Z5, Z26
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD        Z27, Z26, Z26
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R12*4), Z4, Z27
+	VPSRLD        5104(DX), Z0, Z29
+	VPADDD        Z29, Z27, Z27
+	VPANDND       Z3, Z27, Z30
+	VPANDND       192(DX)(R12*4), Z5, Z29
+	VFMADD213PS   pattern3e000000<>+0(SB), Z30, Z29
+	VMOVDQA32     Z0, Z30
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z30
+	VPADDD        Z30, Z29, Z29
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z25, Z25
+	VPSRLD        5088(DX), Z27, Z27
+	VPTERNLOGD    $0xf8, Z27, Z7, Z25
+	VPSUBW        4992(DX), Z25, Z25
+	VPSRLD        $0x13, Z26, Z26
+	VPSRLD        $0x03, Z29, Z29
+	VPTERNLOGD    $0xf8, Z29, Z7, Z26
+	VPSRLD        $0x10, 128(DX)(R12*4), Z27
+	VPTERNLOGD    $0xf8, 192(DX)(R12*4), Z7, Z27
+	VPACKSSWB     Z26, Z23, Z26
+	VPACKSSWB     Z27, Z24, Z27
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z27, Z26
+	VMOVUPS       inOrder<>+0(SB), Z23
+	VPACKUSWB     Z25, Z22, Z25
+	VPERMQ        Z25, Z23, Z25
+	VPERMQ        Z26, Z23, Z26
+	MOVQ          5136(DX), R12
+	VMOVDQU32     Z25, -32(R12)(AX*1)
+	MOVQ          5128(DX), R12
+	VMOVDQU32     Z26, -32(R12)(AX*1)
+	VMOVUPS       Z17, 2176(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VMOVUPS       Z18, 2240(DX)(R11*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z28, Z28
+	VFMADD231PS   4672(DX), Z19, Z28
+	VFMADD213PS   4544(DX), Z15, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z21, Z21
+	VFMADD231PS   4672(DX), Z20, Z21
+	VPMULLD       Z16, Z16, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z28, Z17, Z17
+	VPADDD        Z21, Z18, Z18
+	VPADDD        patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD        Z6, Z17, Z19
+	VPADDD        Z6, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z7, Z19
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3923
+	VPSUBW        (SI)(AX*2), Y19, Y20
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z19, Y20
+	VPSUBW        32(SI)(AX*2), Y20, Y20
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+
+noted3923:
+	VMOVDQU32  Z19, (SI)(AX*2)
+	VPSLLD     $0x10, Z18, Z18
+	VPTERNLOGD $0xf4, Z7, Z17, Z18
+	VPSRLW     $0x08, Z18, Z18
+	VPMOVWB    Z18, (BX)(AX*1)
+	ADDQ       $0x20, AX
+	ADDQ       $0x20, CX
+	TESTQ      $0x000000ff, AX
+	JNE        tile3918
+	CMPL       5120(DX), $0x00
+	JEQ        done3925
+	SUBQ       $0x00000100, AX
+
+next3924:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6592,9 +8710,9 @@ next3268:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3268
+	JNE        next3924
 
-done3269:
+done3925:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -6619,11 +8737,11 @@ done3269:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual3270
+	JEQ           unusual3926
 	CMPL          R13, $0x5f000000
-	JBE           usual3271
+	JBE           usual3927
 
-unusual3270:
+unusual3926:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -6632,7 +8750,7 @@ unusual3270:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next3272:
+next3928:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -6641,7 +8759,7 @@ next3272:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next3272
+	JB            next3928
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -6663,7 +8781,7 @@ next3272:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual3271:
+usual3927:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -6773,13 +8891,13 @@ usual3271:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block3263
-	JMP          done3252
+	JB           block3917
+	JMP          done3904
 
-fp323251:
-block3273:
+fp323903:
+block3929:
 	TESTQ   R10, R10
-	JEQ     kept3276
+	JEQ     kept3932
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -6788,7 +8906,7 @@ block3273:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept3276:
+kept3932:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -6808,9 +8926,9 @@ kept3276:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile3274:
+tile3930:
 	TESTQ     R10, R10
-	JEQ       kept3277
+	JEQ       kept3933
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -6826,280 +8944,382 @@ tile3274:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept3277:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R8)(CX*1)
-	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (BX)(CX*1)
-	PREFETCHT0  (DI)(CX*4)
-	PREFETCHT0  64(DI)(CX*4)
-	VPMOVZXBW   (R9)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z7, Z18, Z18
-	VPMOVSXBW   (R8)(AX*1), Z21
-	VPSLLD      $0x13, Z21, Z20
-	VPSLLD      $0x03, Z21, Z21
-	VPANDD      Z3, Z17, Z22
-	VPADDD      Z10, Z22, Z22
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z22, Z19, Z19
-	VSUBPS      Z22, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VPANDD      Z3, Z18, Z22
-	VPADDD      Z10, Z22, Z22
-	VPANDD      Z9, Z21, Z20
-	VPADDD      Z22, Z20, Z20
-	VSUBPS      Z22, Z20, Z20
-	VPTERNLOGD  $0xf8, Z5, Z21, Z20
-	VMOVUPS     (DI)(AX*4), Z21
-	VMOVUPS     64(DI)(AX*4), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z21, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z21, Z24
-	VPMOVZXBW   (BX)(AX*1), Z21
-	VPSLLW      $0x08, Z21, Z21
-	VPSRAW      $0x0f, Z21, Z22
-	VPADDW      (SI)(AX*2), Z22, Z22
-	VPSLLD      $0x10, Z22, Z25
-	VPTERNLOGD  $0xf4, Z7, Z21, Z25
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z7, Z21
-	VMULPS      4096(DX), Z23, Z23
-	VFMADD231PS 4160(DX), Z25, Z23
-	VMULPS      4096(DX), Z24, Z24
-	VFMADD231PS 4160(DX), Z21, Z24
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z23, Z19
-	VMULPS      Z20, Z11, Z20
-	VFMADD231PS Z12, Z24, Z20
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z24, Z24, Z24
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z23, Z17
-	VMULPS      Z18, Z13, Z18
-	VFMADD231PS Z14, Z24, Z18
-	VMOVUPS     Z19, (DX)(R11*4)
-	VMOVUPS     Z20, 64(DX)(R11*4)
-	VSQRTPS     Z17, Z17
-	VSQRTPS     Z18, Z18
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2048(DX)(R12*4), Z4, Z22
-	VPSRLD      5104(DX), Z0, Z23
-	VPADDD      Z23, Z22, Z22
-	VPANDND     Z3, Z22, Z24
-	VPANDND     (DX)(R12*4), Z5, Z23
-	VFMADD213PS pattern3e000000<>+0(SB), Z24, Z23
-	VMOVDQA32   Z0, Z24
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z24
-	VPADDD      Z24, Z23, Z23
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R12*4), Z4, Z24
-	VPSRLD      5104(DX), Z0, Z26
-	VPADDD      Z26, Z24, Z24
-	VPANDND     Z3, Z24, Z27
-	VPANDND     64(DX)(R12*4), Z5, Z26
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z26
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
-	VPADDD      Z27, Z26, Z26
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z22, Z22
-	VPSRLD      5088(DX), Z24, Z24
-	VPTERNLOGD  $0xf8, Z24, Z7, Z22
-	VPSUBW      4992(DX), Z22, Z22
-	VPSRLD      $0x13, Z23, Z23
-	VPSRLD      $0x03, Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z7, Z23
-	VPSRLD      $0x10, (DX)(R12*4), Z24
-	VPTERNLOGD  $0xf8, 64(DX)(R12*4), Z7, Z24
-	VMOVUPS     Z17, 2048(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VMOVUPS     Z18, 2112(DX)(R11*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z25, Z25
-	VFMADD231PS 4672(DX), Z19, Z25
-	VFMADD213PS 4544(DX), Z15, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z21, Z21
-	VFMADD231PS 4672(DX), Z20, Z21
-	VPMULLD     Z16, Z16, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z25, Z17, Z17
-	VPADDD      Z21, Z18, Z18
-	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
-	VPADDD      Z6, Z17, Z19
-	VPADDD      Z6, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z7, Z19
-	VMOVDQU32   Z19, (SI)(AX*2)
-	VPSLLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf4, Z7, Z17, Z18
-	VPSRLW      $0x08, Z18, Z18
-	VPMOVWB     Z18, (BX)(AX*1)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (BX)(CX*1)
-	PREFETCHT0  (DI)(CX*4)
-	PREFETCHT0  64(DI)(CX*4)
-	VPMOVZXBW   (R9)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z7, Z18, Z18
-	VPMOVSXBW   (R8)(AX*1), Z21
-	VPSLLD      $0x13, Z21, Z20
-	VPSLLD      $0x03, Z21, Z21
-	VPANDD      Z3, Z17, Z25
-	VPADDD      Z10, Z25, Z25
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z25, Z19, Z19
-	VSUBPS      Z25, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VPANDD      Z3, Z18, Z25
-	VPADDD      Z10, Z25, Z25
-	VPANDD      Z9, Z21, Z20
-	VPADDD      Z25, Z20, Z20
-	VSUBPS      Z25, Z20, Z20
-	VPTERNLOGD  $0xf8, Z5, Z21, Z20
-	VMOVUPS     (DI)(AX*4), Z21
-	VMOVUPS     64(DI)(AX*4), Z25
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
-	VPERMI2PS   Z25, Z21, Z26
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
-	VPERMI2PS   Z25, Z21, Z27
-	VPMOVZXBW   (BX)(AX*1), Z21
-	VPSLLW      $0x08, Z21, Z21
-	VPSRAW      $0x0f, Z21, Z25
-	VPADDW      (SI)(AX*2), Z25, Z25
-	VPSLLD      $0x10, Z25, Z28
-	VPTERNLOGD  $0xf4, Z7, Z21, Z28
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z25, Z7, Z21
-	VMULPS      4096(DX), Z26, Z26
-	VFMADD231PS 4160(DX), Z28, Z26
-	VMULPS      4096(DX), Z27, Z27
-	VFMADD231PS 4160(DX), Z21, Z27
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z26, Z19
-	VMULPS      Z20, Z11, Z20
-	VFMADD231PS Z12, Z27, Z20
-	VMULPS      Z26, Z26, Z26
-	VMULPS      Z27, Z27, Z27
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z26, Z17
-	VMULPS      Z18, Z13, Z18
-	VFMADD231PS Z14, Z27, Z18
-	VMOVUPS     Z19, 128(DX)(R11*4)
-	VMOVUPS     Z20, 192(DX)(R11*4)
-	VSQRTPS     Z17, Z17
-	VSQRTPS     Z18, Z18
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2176(DX)(R12*4), Z4, Z25
-	VPSRLD      5104(DX), Z0, Z26
-	VPADDD      Z26, Z25, Z25
-	VPANDND     Z3, Z25, Z27
-	VPANDND     128(DX)(R12*4), Z5, Z26
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z26
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
-	VPADDD      Z27, Z26, Z26
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R12*4), Z4, Z27
-	VPSRLD      5104(DX), Z0, Z29
-	VPADDD      Z29, Z27, Z27
-	VPANDND     Z3, Z27, Z30
-	VPANDND     192(DX)(R12*4), Z5, Z29
-	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z29
-	VMOVDQA32   Z0, Z30
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z30
-	VPADDD      Z30, Z29, Z29
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z25, Z25
-	VPSRLD      5088(DX), Z27, Z27
-	VPTERNLOGD  $0xf8, Z27, Z7, Z25
-	VPSUBW      4992(DX), Z25, Z25
-	VPSRLD      $0x13, Z26, Z26
-	VPSRLD      $0x03, Z29, Z29
-	VPTERNLOGD  $0xf8, Z29, Z7, Z26
-	VPSRLD      $0x10, 128(DX)(R12*4), Z27
-	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z27
-	VPACKSSWB   Z26, Z23, Z26
-	VPACKSSWB   Z27, Z24, Z27
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z27, Z26
-	VMOVUPS     inOrder<>+0(SB), Z23
-	VPACKUSWB   Z25, Z22, Z25
-	VPERMQ      Z25, Z23, Z25
-	VPERMQ      Z26, Z23, Z26
-	MOVQ        5136(DX), R12
-	VMOVDQU32   Z25, -32(R12)(AX*1)
-	MOVQ        5128(DX), R12
-	VMOVDQU32   Z26, -32(R12)(AX*1)
-	VMOVUPS     Z17, 2176(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VMOVUPS     Z18, 2240(DX)(R11*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z28, Z28
-	VFMADD231PS 4672(DX), Z19, Z28
-	VFMADD213PS 4544(DX), Z15, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z21, Z21
-	VFMADD231PS 4672(DX), Z20, Z21
-	VPMULLD     Z16, Z16, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z28, Z17, Z17
-	VPADDD      Z21, Z18, Z18
-	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
-	VPADDD      Z6, Z17, Z19
-	VPADDD      Z6, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z7, Z19
-	VMOVDQU32   Z19, (SI)(AX*2)
-	VPSLLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf4, Z7, Z17, Z18
-	VPSRLW      $0x08, Z18, Z18
-	VPMOVWB     Z18, (BX)(AX*1)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	TESTQ       $0x000000ff, AX
-	JNE         tile3274
-	CMPL        5120(DX), $0x00
-	JEQ         done3279
-	SUBQ        $0x00000100, AX
+kept3933:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R11
+	MOVQ          8(R11), R11
+	CMPQ          AX, R11
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R8)(CX*1)
+	PREFETCHT0    (R9)(CX*1)
+	MOVQ          AX, R11
+	ANDQ          $0x000001ff, R11
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (BX)(CX*1)
+	PREFETCHT0    (DI)(CX*4)
+	PREFETCHT0    64(DI)(CX*4)
+	VPMOVZXBW     (R9)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z7, Z18, Z18
+	VPMOVSXBW     (R8)(AX*1), Z21
+	VPSLLD        $0x13, Z21, Z20
+	VPSLLD        $0x03, Z21, Z21
+	VPANDD        Z3, Z17, Z22
+	VPADDD        Z10, Z22, Z22
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z22, Z19, Z19
+	VSUBPS        Z22, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VPANDD        Z3, Z18, Z22
+	VPADDD        Z10, Z22, Z22
+	VPANDD        Z9, Z21, Z20
+	VPADDD        Z22, Z20, Z20
+	VSUBPS        Z22, Z20, Z20
+	VPTERNLOGD    $0xf8, Z5, Z21, Z20
+	VMOVUPS       (DI)(AX*4), Z21
+	VMOVUPS       64(DI)(AX*4), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS     Z22, Z21, Z23
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS     Z22, Z21, Z24
+	VPMOVZXBW     (BX)(AX*1), Z21
+	VPSLLW        $0x08, Z21, Z21
+	VPSRAW        $0x0f, Z21, Z22
+	VPADDW        (SI)(AX*2), Z22, Z22
+	VPSLLD        $0x10, Z22, Z25
+	VPTERNLOGD    $0xf4, Z7, Z21, Z25
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z7, Z21
+	VMULPS        4096(DX), Z23, Z23
+	VFMADD231PS   4160(DX), Z25, Z23
+	VMULPS        4096(DX), Z24, Z24
+	VFMADD231PS   4160(DX), Z21, Z24
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z23, Z19
+	VMULPS        Z20, Z11, Z20
+	VFMADD231PS   Z12, Z24, Z20
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z24, Z24, Z24
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z23, Z17
+	VMULPS        Z18, Z13, Z18
+	VFMADD231PS   Z14, Z24, Z18
+	VMOVUPS       Z19, (DX)(R11*4)
+	VMOVUPS       Z20, 64(DX)(R11*4)
+	VSQRTPS       Z17, Z17
+	VSQRTPS       Z18, Z18
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2048(DX)(R12*4), Z4, Z22
+	VPSRLD        5104(DX), Z0, Z23
+	VPADDD        Z23, Z22, Z22
+	VPANDND       Z3, Z22, Z24
+	VPANDND       (DX)(R12*4), Z5, Z23
+	VFMADD213PS   pattern3e000000<>+0(SB), Z24, Z23
+	VMOVDQA32     Z0, Z24
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z24
+	VPADDD        Z24, Z23, Z23
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R12*4), Z4, Z24
+	VPSRLD        5104(DX), Z0, Z26
+	VPADDD        Z26, Z24, Z24
+	VPANDND       Z3, Z24, Z27
+	VPANDND       64(DX)(R12*4), Z5, Z26
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD        Z27, Z26, Z26
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z22, Z22
+	VPSRLD        5088(DX), Z24, Z24
+	VPTERNLOGD    $0xf8, Z24, Z7, Z22
+	VPSUBW        4992(DX), Z22, Z22
+	VPSRLD        $0x13, Z23, Z23
+	VPSRLD        $0x03, Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z7, Z23
+	VPSRLD        $0x10, (DX)(R12*4), Z24
+	VPTERNLOGD    $0xf8, 64(DX)(R12*4), Z7, Z24
+	VMOVUPS       Z17, 2048(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VMOVUPS       Z18, 2112(DX)(R11*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z25, Z25
+	VFMADD231PS   4672(DX), Z19, Z25
+	VFMADD213PS   4544(DX), Z15, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z21, Z21
+	VFMADD231PS   4672(DX), Z20, Z21
+	VPMULLD       Z16, Z16, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z25, Z17, Z17
+	VPADDD        Z21, Z18, Z18
+	VPADDD        patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD        Z6, Z17, Z19
+	VPADDD        Z6, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z7, Z19
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3934
+	VPSUBW        (SI)(AX*2), Y19, Y20
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z19, Y20
+	VPSUBW        32(SI)(AX*2), Y20, Y20
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-next3278:
+noted3934:
+	VMOVDQU32     Z19, (SI)(AX*2)
+	VPSLLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf4, Z7, Z17, Z18
+	VPSRLW        $0x08, Z18, Z18
+	VPMOVWB       Z18, (BX)(AX*1)
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (BX)(CX*1)
+	PREFETCHT0    (DI)(CX*4)
+	PREFETCHT0    64(DI)(CX*4)
+	VPMOVZXBW     (R9)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z7, Z18, Z18
+	VPMOVSXBW     (R8)(AX*1), Z21
+	VPSLLD        $0x13, Z21, Z20
+	VPSLLD        $0x03, Z21, Z21
+	VPANDD        Z3, Z17, Z25
+	VPADDD        Z10, Z25, Z25
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z25, Z19, Z19
+	VSUBPS        Z25, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VPANDD        Z3, Z18, Z25
+	VPADDD        Z10, Z25, Z25
+	VPANDD        Z9, Z21, Z20
+	VPADDD        Z25, Z20, Z20
+	VSUBPS        Z25, Z20, Z20
+	VPTERNLOGD    $0xf8, Z5, Z21, Z20
+	VMOVUPS       (DI)(AX*4), Z21
+	VMOVUPS       64(DI)(AX*4), Z25
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
+	VPERMI2PS     Z25, Z21, Z26
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
+	VPERMI2PS     Z25, Z21, Z27
+	VPMOVZXBW     (BX)(AX*1), Z21
+	VPSLLW        $0x08, Z21, Z21
+	VPSRAW        $0x0f, Z21, Z25
+	VPADDW        (SI)(AX*2), Z25, Z25
+	VPSLLD        $0x10, Z25, Z28
+	VPTERNLOGD    $0xf4, Z7, Z21, Z28
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z25, Z7, Z21
+	VMULPS        4096(DX), Z26, Z26
+	VFMADD231PS   4160(DX), Z28, Z26
+	VMULPS        4096(DX), Z27, Z27
+	VFMADD231PS   4160(DX), Z21, Z27
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z26, Z19
+	VMULPS        Z20, Z11, Z20
+	VFMADD231PS   Z12, Z27, Z20
+	VMULPS        Z26, Z26, Z26
+	VMULPS        Z27, Z27, Z27
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z26, Z17
+	VMULPS        Z18, Z13, Z18
+	VFMADD231PS   Z14, Z27, Z18
+	VMOVUPS       Z19, 128(DX)(R11*4)
+	VMOVUPS       Z20, 192(DX)(R11*4)
+	VSQRTPS       Z17, Z17
+	VSQRTPS       Z18, Z18
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2176(DX)(R12*4), Z4, Z25
+	VPSRLD        5104(DX), Z0, Z26
+	VPADDD        Z26, Z25, Z25
+	VPANDND       Z3, Z25, Z27
+	VPANDND       128(DX)(R12*4), Z5, Z26
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD        Z27, Z26, Z26
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R12*4), Z4, Z27
+	VPSRLD        5104(DX), Z0, Z29
+	VPADDD        Z29, Z27, Z27
+	VPANDND       Z3, Z27, Z30
+	VPANDND       192(DX)(R12*4), Z5, Z29
+	VFMADD213PS   pattern3e000000<>+0(SB), Z30, Z29
+	VMOVDQA32     Z0, Z30
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z30
+	VPADDD        Z30, Z29, Z29
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z25, Z25
+	VPSRLD        5088(DX), Z27, Z27
+	VPTERNLOGD    $0xf8, Z27, Z7, Z25
+	VPSUBW        4992(DX), Z25, Z25
+	VPSRLD        $0x13, Z26, Z26
+	VPSRLD        $0x03, Z29, Z29
+	VPTERNLOGD    $0xf8, Z29, Z7, Z26
+	VPSRLD        $0x10, 128(DX)(R12*4), Z27
+	VPTERNLOGD    $0xf8, 192(DX)(R12*4), Z7, Z27
+	VPACKSSWB     Z26, Z23, Z26
+	VPACKSSWB     Z27, Z24, Z27
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z27, Z26
+	VMOVUPS       inOrder<>+0(SB), Z23
+	VPACKUSWB     Z25, Z22, Z25
+	VPERMQ        Z25, Z23, Z25
+	VPERMQ        Z26, Z23, Z26
+	MOVQ          5136(DX), R12
+	VMOVDQU32     Z25, -32(R12)(AX*1)
+	MOVQ          5128(DX), R12
+	VMOVDQU32     Z26, -32(R12)(AX*1)
+	VMOVUPS       Z17, 2176(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VMOVUPS       Z18, 2240(DX)(R11*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z28, Z28
+	VFMADD231PS   4672(DX), Z19, Z28
+	VFMADD213PS   4544(DX), Z15, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z21, Z21
+	VFMADD231PS   4672(DX), Z20, Z21
+	VPMULLD       Z16, Z16, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z28, Z17, Z17
+	VPADDD        Z21, Z18, Z18
+	VPADDD        patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD        Z6, Z17, Z19
+	VPADDD        Z6, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z7, Z19
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3935
+	VPSUBW        (SI)(AX*2), Y19, Y20
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z19, Y20
+	VPSUBW        32(SI)(AX*2), Y20, Y20
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+
+noted3935:
+	VMOVDQU32  Z19, (SI)(AX*2)
+	VPSLLD     $0x10, Z18, Z18
+	VPTERNLOGD $0xf4, Z7, Z17, Z18
+	VPSRLW     $0x08, Z18, Z18
+	VPMOVWB    Z18, (BX)(AX*1)
+	ADDQ       $0x20, AX
+	ADDQ       $0x20, CX
+	TESTQ      $0x000000ff, AX
+	JNE        tile3930
+	CMPL       5120(DX), $0x00
+	JEQ        done3937
+	SUBQ       $0x00000100, AX
+
+next3936:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -7118,9 +9338,9 @@ next3278:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3278
+	JNE        next3936
 
-done3279:
+done3937:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -7145,11 +9365,11 @@ done3279:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual3280
+	JEQ           unusual3938
 	CMPL          R13, $0x5f000000
-	JBE           usual3281
+	JBE           usual3939
 
-unusual3280:
+unusual3938:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -7158,7 +9378,7 @@ unusual3280:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next3282:
+next3940:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -7167,7 +9387,7 @@ next3282:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next3282
+	JB            next3940
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -7189,7 +9409,7 @@ next3282:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual3281:
+usual3939:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -7299,10 +9519,10 @@ usual3281:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block3273
+	JB           block3929
 
-done3252:
-tile3283:
+done3904:
+tile3941:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -7380,12 +9600,12 @@ tile3283:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile3283
+	JNE         tile3941
 	CMPL        5120(DX), $0x00
-	JEQ         done3285
+	JEQ         done3943
 	SUBQ        $0x00000100, AX
 
-next3284:
+next3942:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -7404,9 +9624,9 @@ next3284:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3284
+	JNE        next3942
 
-done3285:
+done3943:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -7435,15 +9655,15 @@ TEXT ·trafficSplit242xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp163287
-	JA     fp323288
+	JE     fp163945
+	JA     fp323946
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R11
 	MOVQ   16(R11), R11
 	ADDQ   DX, R11
-	JMP    check3291
+	JMP    check3949
 
-next3290:
+next3948:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -7459,33 +9679,33 @@ next3290:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within3292
+	JNE        within3950
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within3292:
+within3950:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check3291:
+check3949:
 	CMPQ DX, R10
-	JB   next3290
+	JB   next3948
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3290
-	JMP  done3289
+	JB   next3948
+	JMP  done3947
 
-fp163287:
+fp163945:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check3294
+	JMP  check3952
 
-next3293:
+next3951:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -7501,33 +9721,33 @@ next3293:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within3295
+	JNE        within3953
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within3295:
+within3953:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check3294:
+check3952:
 	CMPQ DX, R10
-	JB   next3293
+	JB   next3951
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3293
-	JMP  done3289
+	JB   next3951
+	JMP  done3947
 
-fp323288:
+fp323946:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check3297
+	JMP  check3955
 
-next3296:
+next3954:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -7543,24 +9763,24 @@ next3296:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within3298
+	JNE        within3956
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within3298:
+within3956:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check3297:
+check3955:
 	CMPQ DX, R10
-	JB   next3296
+	JB   next3954
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3296
+	JB   next3954
 
-done3289:
+done3947:
 	VZEROUPPER
 	RET

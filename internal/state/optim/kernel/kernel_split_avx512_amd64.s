@@ -4,6 +4,42 @@
 
 #include "textflag.h"
 
+DATA pattern00010001<>+0(SB)/4, $0x00010001
+DATA pattern00010001<>+4(SB)/4, $0x00010001
+DATA pattern00010001<>+8(SB)/4, $0x00010001
+DATA pattern00010001<>+12(SB)/4, $0x00010001
+DATA pattern00010001<>+16(SB)/4, $0x00010001
+DATA pattern00010001<>+20(SB)/4, $0x00010001
+DATA pattern00010001<>+24(SB)/4, $0x00010001
+DATA pattern00010001<>+28(SB)/4, $0x00010001
+DATA pattern00010001<>+32(SB)/4, $0x00010001
+DATA pattern00010001<>+36(SB)/4, $0x00010001
+DATA pattern00010001<>+40(SB)/4, $0x00010001
+DATA pattern00010001<>+44(SB)/4, $0x00010001
+DATA pattern00010001<>+48(SB)/4, $0x00010001
+DATA pattern00010001<>+52(SB)/4, $0x00010001
+DATA pattern00010001<>+56(SB)/4, $0x00010001
+DATA pattern00010001<>+60(SB)/4, $0x00010001
+GLOBL pattern00010001<>(SB), RODATA|NOPTR, $64
+
+DATA patternffffffff<>+0(SB)/4, $0xffffffff
+DATA patternffffffff<>+4(SB)/4, $0xffffffff
+DATA patternffffffff<>+8(SB)/4, $0xffffffff
+DATA patternffffffff<>+12(SB)/4, $0xffffffff
+DATA patternffffffff<>+16(SB)/4, $0xffffffff
+DATA patternffffffff<>+20(SB)/4, $0xffffffff
+DATA patternffffffff<>+24(SB)/4, $0xffffffff
+DATA patternffffffff<>+28(SB)/4, $0xffffffff
+DATA patternffffffff<>+32(SB)/4, $0xffffffff
+DATA patternffffffff<>+36(SB)/4, $0xffffffff
+DATA patternffffffff<>+40(SB)/4, $0xffffffff
+DATA patternffffffff<>+44(SB)/4, $0xffffffff
+DATA patternffffffff<>+48(SB)/4, $0xffffffff
+DATA patternffffffff<>+52(SB)/4, $0xffffffff
+DATA patternffffffff<>+56(SB)/4, $0xffffffff
+DATA patternffffffff<>+60(SB)/4, $0xffffffff
+GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
+
 DATA pattern80000000<>+0(SB)/4, $0x80000000
 DATA pattern80000000<>+4(SB)/4, $0x80000000
 DATA pattern80000000<>+8(SB)/4, $0x80000000
@@ -147,24 +183,6 @@ DATA pattern5f000000<>+52(SB)/4, $0x5f000000
 DATA pattern5f000000<>+56(SB)/4, $0x5f000000
 DATA pattern5f000000<>+60(SB)/4, $0x5f000000
 GLOBL pattern5f000000<>(SB), RODATA|NOPTR, $64
-
-DATA patternffffffff<>+0(SB)/4, $0xffffffff
-DATA patternffffffff<>+4(SB)/4, $0xffffffff
-DATA patternffffffff<>+8(SB)/4, $0xffffffff
-DATA patternffffffff<>+12(SB)/4, $0xffffffff
-DATA patternffffffff<>+16(SB)/4, $0xffffffff
-DATA patternffffffff<>+20(SB)/4, $0xffffffff
-DATA patternffffffff<>+24(SB)/4, $0xffffffff
-DATA patternffffffff<>+28(SB)/4, $0xffffffff
-DATA patternffffffff<>+32(SB)/4, $0xffffffff
-DATA patternffffffff<>+36(SB)/4, $0xffffffff
-DATA patternffffffff<>+40(SB)/4, $0xffffffff
-DATA patternffffffff<>+44(SB)/4, $0xffffffff
-DATA patternffffffff<>+48(SB)/4, $0xffffffff
-DATA patternffffffff<>+52(SB)/4, $0xffffffff
-DATA patternffffffff<>+56(SB)/4, $0xffffffff
-DATA patternffffffff<>+60(SB)/4, $0xffffffff
-GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
 
 DATA pattern3e000000<>+0(SB)/4, $0x3e000000
 DATA pattern3e000000<>+4(SB)/4, $0x3e000000
@@ -383,7 +401,7 @@ DATA blockDitherAVX512<>+60(SB)/4, $0x8a8042be
 GLOBL blockDitherAVX512<>(SB), RODATA|NOPTR, $64
 
 // func adamSplitFP32AVX512(a *Arguments)
-// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -426,7 +444,7 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R12
 	MOVQ      40(R12), R12
 	TESTQ     R12, R12
-	JEQ       plain1778
+	JEQ       plain2166
 	VPXORQ    Y11, Y11, Y11
 	VPXORQ    Y12, Y12, Y12
 	VPXORQ    Z13, Z13, Z13
@@ -434,17 +452,17 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	VPXORQ    Z15, Z15, Z15
 	VPXORQ    Z16, Z16, Z16
 	CMPQ      CX, $0x01
-	JE        fp161781
-	JA        fp321782
+	JE        fp162169
+	JA        fp322170
 	MOVQ      R11, CX
 	MOVQ      a+0(FP), R11
 	MOVQ      16(R11), R11
 	ADDQ      CX, R11
-	JMP       check1785
+	JMP       check2173
 
-next1784:
+next2172:
 	TESTQ     AX, AX
-	JEQ       kept1786
+	JEQ       kept2174
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y17
@@ -458,7 +476,7 @@ next1784:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1786:
+kept2174:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -493,31 +511,59 @@ kept1786:
 	VPSRLD      $0x10, Z17, Z17
 	VPMOVDW     Z17, Y17
 	VPMOVDW     Z18, Y18
-	VMOVDQU32   Y17, (BX)(CX*2)
-	VMOVDQU32   Y18, (SI)(CX*2)
-	VPADDQ      Y18, Y12, Y12
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2175
+	VPSUBW      (BX)(CX*2), Y17, Y19
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y19, K1
+	VPABSW      Y19, Y19
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y19, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y19
+	VMOVDQU16   Y19, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1785:
+noted2175:
+	VMOVDQU32 Y17, (BX)(CX*2)
+	VMOVDQU32 Y18, (SI)(CX*2)
+	VPADDQ    Y18, Y12, Y12
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2173:
 	CMPQ CX, R10
-	JB   next1784
+	JB   next2172
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1784
-	JMP  done1783
+	JB   next2172
+	JMP  done2171
 
-fp161781:
+fp162169:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1788
+	JMP  check2177
 
-next1787:
+next2176:
 	TESTQ     AX, AX
-	JEQ       kept1789
+	JEQ       kept2178
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y17
@@ -531,7 +577,7 @@ next1787:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1789:
+kept2178:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -565,31 +611,59 @@ kept1789:
 	VPSRLD      $0x10, Z17, Z17
 	VPMOVDW     Z17, Y17
 	VPMOVDW     Z18, Y18
-	VMOVDQU32   Y17, (BX)(CX*2)
-	VMOVDQU32   Y18, (SI)(CX*2)
-	VPADDQ      Y18, Y12, Y12
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2179
+	VPSUBW      (BX)(CX*2), Y17, Y19
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y19, K1
+	VPABSW      Y19, Y19
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y19, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y19
+	VMOVDQU16   Y19, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1788:
+noted2179:
+	VMOVDQU32 Y17, (BX)(CX*2)
+	VMOVDQU32 Y18, (SI)(CX*2)
+	VPADDQ    Y18, Y12, Y12
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2177:
 	CMPQ CX, R10
-	JB   next1787
+	JB   next2176
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1787
-	JMP  done1783
+	JB   next2176
+	JMP  done2171
 
-fp321782:
+fp322170:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1791
+	JMP  check2181
 
-next1790:
+next2180:
 	TESTQ     AX, AX
-	JEQ       kept1792
+	JEQ       kept2182
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y17
@@ -603,7 +677,7 @@ next1790:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1792:
+kept2182:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -637,21 +711,49 @@ kept1792:
 	VPSRLD      $0x10, Z17, Z17
 	VPMOVDW     Z17, Y17
 	VPMOVDW     Z18, Y18
-	VMOVDQU32   Y17, (BX)(CX*2)
-	VMOVDQU32   Y18, (SI)(CX*2)
-	VPADDQ      Y18, Y12, Y12
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2183
+	VPSUBW      (BX)(CX*2), Y17, Y19
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y19, K1
+	VPABSW      Y19, Y19
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y19, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y19
+	VMOVDQU16   Y19, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1791:
+noted2183:
+	VMOVDQU32 Y17, (BX)(CX*2)
+	VMOVDQU32 Y18, (SI)(CX*2)
+	VPADDQ    Y18, Y12, Y12
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2181:
 	CMPQ CX, R10
-	JB   next1790
+	JB   next2180
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1790
+	JB   next2180
 
-done1783:
+done2171:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y11, 128(AX)
@@ -660,21 +762,21 @@ done1783:
 	VMOVDQU32 Z14, 320(AX)
 	VMOVDQU32 Z15, 384(AX)
 	VMOVDQU32 Z16, 448(AX)
-	JMP       updated1779
+	JMP       updated2167
 
-plain1778:
+plain2166:
 	CMPQ CX, $0x01
-	JE   fp161794
-	JA   fp321795
+	JE   fp162185
+	JA   fp322186
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1798
+	JMP  check2189
 
-next1797:
+next2188:
 	TESTQ     AX, AX
-	JEQ       kept1799
+	JEQ       kept2190
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y11
@@ -688,7 +790,7 @@ next1797:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1799:
+kept2190:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -718,30 +820,58 @@ kept1799:
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
 	VPMOVDW     Z12, Y12
-	VMOVDQU32   Y11, (BX)(CX*2)
-	VMOVDQU32   Y12, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2191
+	VPSUBW      (BX)(CX*2), Y11, Y13
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y13, K1
+	VPABSW      Y13, Y13
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y13, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y13
+	VMOVDQU16   Y13, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1798:
+noted2191:
+	VMOVDQU32 Y11, (BX)(CX*2)
+	VMOVDQU32 Y12, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2189:
 	CMPQ CX, R10
-	JB   next1797
+	JB   next2188
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1797
-	JMP  done1796
+	JB   next2188
+	JMP  done2187
 
-fp161794:
+fp162185:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1801
+	JMP  check2193
 
-next1800:
+next2192:
 	TESTQ     AX, AX
-	JEQ       kept1802
+	JEQ       kept2194
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y11
@@ -755,7 +885,7 @@ next1800:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1802:
+kept2194:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -784,30 +914,58 @@ kept1802:
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
 	VPMOVDW     Z12, Y12
-	VMOVDQU32   Y11, (BX)(CX*2)
-	VMOVDQU32   Y12, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2195
+	VPSUBW      (BX)(CX*2), Y11, Y13
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y13, K1
+	VPABSW      Y13, Y13
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y13, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y13
+	VMOVDQU16   Y13, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1801:
+noted2195:
+	VMOVDQU32 Y11, (BX)(CX*2)
+	VMOVDQU32 Y12, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2193:
 	CMPQ CX, R10
-	JB   next1800
+	JB   next2192
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1800
-	JMP  done1796
+	JB   next2192
+	JMP  done2187
 
-fp321795:
+fp322186:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1804
+	JMP  check2197
 
-next1803:
+next2196:
 	TESTQ     AX, AX
-	JEQ       kept1805
+	JEQ       kept2198
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y11
@@ -821,7 +979,7 @@ next1803:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1805:
+kept2198:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -850,27 +1008,55 @@ kept1805:
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
 	VPMOVDW     Z12, Y12
-	VMOVDQU32   Y11, (BX)(CX*2)
-	VMOVDQU32   Y12, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2199
+	VPSUBW      (BX)(CX*2), Y11, Y13
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y13, K1
+	VPABSW      Y13, Y13
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y13, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y13
+	VMOVDQU16   Y13, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1804:
+noted2199:
+	VMOVDQU32 Y11, (BX)(CX*2)
+	VMOVDQU32 Y12, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2197:
 	CMPQ CX, R10
-	JB   next1803
+	JB   next2196
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1803
+	JB   next2196
 
-done1796:
-updated1779:
+done2187:
+updated2167:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func lionSplitFP32AVX512(a *Arguments)
-// Requires: AVX, AVX2, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -909,23 +1095,23 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      40(R11), R11
 	TESTQ     R11, R11
-	JEQ       plain1806
+	JEQ       plain2200
 	VPXORQ    Y9, Y9, Y9
 	VPXORQ    Y10, Y10, Y10
 	VPXORQ    Z11, Z11, Z11
 	VPXORQ    Z12, Z12, Z12
 	CMPQ      CX, $0x01
-	JE        fp161809
-	JA        fp321810
+	JE        fp162203
+	JA        fp322204
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1813
+	JMP       check2207
 
-next1812:
+next2206:
 	TESTQ     AX, AX
-	JEQ       kept1814
+	JEQ       kept2208
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -937,7 +1123,7 @@ next1812:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1814:
+kept2208:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -971,31 +1157,59 @@ kept1814:
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
 	VPMOVDW     Z15, Y15
-	VMOVDQU32   Y13, (BX)(CX*2)
-	VMOVDQU32   Y15, (SI)(CX*2)
-	VPADDQ      Y15, Y10, Y10
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2209
+	VPSUBW      (BX)(CX*2), Y13, Y16
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y16
+	VMOVDQU16   Y16, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1813:
+noted2209:
+	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y15, (SI)(CX*2)
+	VPADDQ    Y15, Y10, Y10
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2207:
 	CMPQ CX, R9
-	JB   next1812
+	JB   next2206
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1812
-	JMP  done1811
+	JB   next2206
+	JMP  done2205
 
-fp161809:
+fp162203:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1816
+	JMP  check2211
 
-next1815:
+next2210:
 	TESTQ     AX, AX
-	JEQ       kept1817
+	JEQ       kept2212
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -1007,7 +1221,7 @@ next1815:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1817:
+kept2212:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1040,31 +1254,59 @@ kept1817:
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
 	VPMOVDW     Z15, Y15
-	VMOVDQU32   Y13, (BX)(CX*2)
-	VMOVDQU32   Y15, (SI)(CX*2)
-	VPADDQ      Y15, Y10, Y10
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2213
+	VPSUBW      (BX)(CX*2), Y13, Y16
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y16
+	VMOVDQU16   Y16, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1816:
+noted2213:
+	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y15, (SI)(CX*2)
+	VPADDQ    Y15, Y10, Y10
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2211:
 	CMPQ CX, R9
-	JB   next1815
+	JB   next2210
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1815
-	JMP  done1811
+	JB   next2210
+	JMP  done2205
 
-fp321810:
+fp322204:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1819
+	JMP  check2215
 
-next1818:
+next2214:
 	TESTQ     AX, AX
-	JEQ       kept1820
+	JEQ       kept2216
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -1076,7 +1318,7 @@ next1818:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1820:
+kept2216:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1109,42 +1351,70 @@ kept1820:
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
 	VPMOVDW     Z15, Y15
-	VMOVDQU32   Y13, (BX)(CX*2)
-	VMOVDQU32   Y15, (SI)(CX*2)
-	VPADDQ      Y15, Y10, Y10
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2217
+	VPSUBW      (BX)(CX*2), Y13, Y16
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y16
+	VMOVDQU16   Y16, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1819:
+noted2217:
+	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y15, (SI)(CX*2)
+	VPADDQ    Y15, Y10, Y10
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2215:
 	CMPQ CX, R9
-	JB   next1818
+	JB   next2214
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1818
+	JB   next2214
 
-done1811:
+done2205:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y9, 128(AX)
 	VMOVDQU32 Y10, 192(AX)
 	VMOVDQU32 Z11, 256(AX)
 	VMOVDQU32 Z12, 320(AX)
-	JMP       updated1807
+	JMP       updated2201
 
-plain1806:
+plain2200:
 	CMPQ CX, $0x01
-	JE   fp161822
-	JA   fp321823
+	JE   fp162219
+	JA   fp322220
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1826
+	JMP  check2223
 
-next1825:
+next2222:
 	TESTQ     AX, AX
-	JEQ       kept1827
+	JEQ       kept2224
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1156,7 +1426,7 @@ next1825:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1827:
+kept2224:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1187,30 +1457,58 @@ kept1827:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y11, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2225
+	VPSUBW      (BX)(CX*2), Y9, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1826:
+noted2225:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y11, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2223:
 	CMPQ CX, R9
-	JB   next1825
+	JB   next2222
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1825
-	JMP  done1824
+	JB   next2222
+	JMP  done2221
 
-fp161822:
+fp162219:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1829
+	JMP  check2227
 
-next1828:
+next2226:
 	TESTQ     AX, AX
-	JEQ       kept1830
+	JEQ       kept2228
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1222,7 +1520,7 @@ next1828:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1830:
+kept2228:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1252,30 +1550,58 @@ kept1830:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y11, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2229
+	VPSUBW      (BX)(CX*2), Y9, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1829:
+noted2229:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y11, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2227:
 	CMPQ CX, R9
-	JB   next1828
+	JB   next2226
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1828
-	JMP  done1824
+	JB   next2226
+	JMP  done2221
 
-fp321823:
+fp322220:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1832
+	JMP  check2231
 
-next1831:
+next2230:
 	TESTQ     AX, AX
-	JEQ       kept1833
+	JEQ       kept2232
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1287,7 +1613,7 @@ next1831:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1833:
+kept2232:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1317,27 +1643,55 @@ kept1833:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y11, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2233
+	VPSUBW      (BX)(CX*2), Y9, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1832:
+noted2233:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y11, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2231:
 	CMPQ CX, R9
-	JB   next1831
+	JB   next2230
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1831
+	JB   next2230
 
-done1824:
-updated1807:
+done2221:
+updated2201:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adagradSplitFP32AVX512(a *Arguments)
-// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -1372,23 +1726,23 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      40(R11), R11
 	TESTQ     R11, R11
-	JEQ       plain1834
+	JEQ       plain2234
 	VPXORQ    Y5, Y5, Y5
 	VPXORQ    Y6, Y6, Y6
 	VPXORQ    Z7, Z7, Z7
 	VPXORQ    Z8, Z8, Z8
 	CMPQ      CX, $0x01
-	JE        fp161837
-	JA        fp321838
+	JE        fp162237
+	JA        fp322238
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1841
+	JMP       check2241
 
-next1840:
+next2240:
 	TESTQ     AX, AX
-	JEQ       kept1842
+	JEQ       kept2242
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1400,7 +1754,7 @@ next1840:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1842:
+kept2242:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1427,31 +1781,59 @@ kept1842:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z10, Y10
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y10, (SI)(CX*2)
-	VPADDQ      Y10, Y6, Y6
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2243
+	VPSUBW      (BX)(CX*2), Y9, Y11
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y11, K1
+	VPABSW      Y11, Y11
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y11, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y11
+	VMOVDQU16   Y11, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1841:
+noted2243:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y10, (SI)(CX*2)
+	VPADDQ    Y10, Y6, Y6
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2241:
 	CMPQ CX, R9
-	JB   next1840
+	JB   next2240
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1840
-	JMP  done1839
+	JB   next2240
+	JMP  done2239
 
-fp161837:
+fp162237:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1844
+	JMP  check2245
 
-next1843:
+next2244:
 	TESTQ     AX, AX
-	JEQ       kept1845
+	JEQ       kept2246
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1463,7 +1845,7 @@ next1843:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1845:
+kept2246:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1489,31 +1871,59 @@ kept1845:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z10, Y10
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y10, (SI)(CX*2)
-	VPADDQ      Y10, Y6, Y6
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2247
+	VPSUBW      (BX)(CX*2), Y9, Y11
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y11, K1
+	VPABSW      Y11, Y11
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y11, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y11
+	VMOVDQU16   Y11, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1844:
+noted2247:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y10, (SI)(CX*2)
+	VPADDQ    Y10, Y6, Y6
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2245:
 	CMPQ CX, R9
-	JB   next1843
+	JB   next2244
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1843
-	JMP  done1839
+	JB   next2244
+	JMP  done2239
 
-fp321838:
+fp322238:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1847
+	JMP  check2249
 
-next1846:
+next2248:
 	TESTQ     AX, AX
-	JEQ       kept1848
+	JEQ       kept2250
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1525,7 +1935,7 @@ next1846:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1848:
+kept2250:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1551,42 +1961,70 @@ kept1848:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z10, Y10
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y10, (SI)(CX*2)
-	VPADDQ      Y10, Y6, Y6
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2251
+	VPSUBW      (BX)(CX*2), Y9, Y11
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y11, K1
+	VPABSW      Y11, Y11
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y11, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y11
+	VMOVDQU16   Y11, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1847:
+noted2251:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y10, (SI)(CX*2)
+	VPADDQ    Y10, Y6, Y6
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2249:
 	CMPQ CX, R9
-	JB   next1846
+	JB   next2248
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1846
+	JB   next2248
 
-done1839:
+done2239:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y5, 128(AX)
 	VMOVDQU32 Y6, 192(AX)
 	VMOVDQU32 Z7, 256(AX)
 	VMOVDQU32 Z8, 320(AX)
-	JMP       updated1835
+	JMP       updated2235
 
-plain1834:
+plain2234:
 	CMPQ CX, $0x01
-	JE   fp161850
-	JA   fp321851
+	JE   fp162253
+	JA   fp322254
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1854
+	JMP  check2257
 
-next1853:
+next2256:
 	TESTQ     AX, AX
-	JEQ       kept1855
+	JEQ       kept2258
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y5
@@ -1598,7 +2036,7 @@ next1853:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1855:
+kept2258:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1622,30 +2060,58 @@ kept1855:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VPMOVDW     Z6, Y6
-	VMOVDQU32   Y5, (BX)(CX*2)
-	VMOVDQU32   Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2259
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y7, K1
+	VPABSW      Y7, Y7
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y7, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y7
+	VMOVDQU16   Y7, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1854:
+noted2259:
+	VMOVDQU32 Y5, (BX)(CX*2)
+	VMOVDQU32 Y6, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2257:
 	CMPQ CX, R9
-	JB   next1853
+	JB   next2256
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1853
-	JMP  done1852
+	JB   next2256
+	JMP  done2255
 
-fp161850:
+fp162253:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1857
+	JMP  check2261
 
-next1856:
+next2260:
 	TESTQ     AX, AX
-	JEQ       kept1858
+	JEQ       kept2262
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y5
@@ -1657,7 +2123,7 @@ next1856:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1858:
+kept2262:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1680,30 +2146,58 @@ kept1858:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VPMOVDW     Z6, Y6
-	VMOVDQU32   Y5, (BX)(CX*2)
-	VMOVDQU32   Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2263
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y7, K1
+	VPABSW      Y7, Y7
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y7, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y7
+	VMOVDQU16   Y7, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1857:
+noted2263:
+	VMOVDQU32 Y5, (BX)(CX*2)
+	VMOVDQU32 Y6, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2261:
 	CMPQ CX, R9
-	JB   next1856
+	JB   next2260
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1856
-	JMP  done1852
+	JB   next2260
+	JMP  done2255
 
-fp321851:
+fp322254:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1860
+	JMP  check2265
 
-next1859:
+next2264:
 	TESTQ     AX, AX
-	JEQ       kept1861
+	JEQ       kept2266
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y5
@@ -1715,7 +2209,7 @@ next1859:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1861:
+kept2266:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1738,27 +2232,55 @@ kept1861:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VPMOVDW     Z6, Y6
-	VMOVDQU32   Y5, (BX)(CX*2)
-	VMOVDQU32   Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2267
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y7, K1
+	VPABSW      Y7, Y7
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y7, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y7
+	VMOVDQU16   Y7, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1860:
+noted2267:
+	VMOVDQU32 Y5, (BX)(CX*2)
+	VMOVDQU32 Y6, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2265:
 	CMPQ CX, R9
-	JB   next1859
+	JB   next2264
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1859
+	JB   next2264
 
-done1852:
-updated1835:
+done2255:
+updated2235:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func sgdSplitFP32AVX512(a *Arguments)
-// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -1797,23 +2319,23 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      40(R11), R11
 	TESTQ     R11, R11
-	JEQ       plain1862
+	JEQ       plain2268
 	VPXORQ    Y9, Y9, Y9
 	VPXORQ    Y10, Y10, Y10
 	VPXORQ    Z11, Z11, Z11
 	VPXORQ    Z12, Z12, Z12
 	CMPQ      CX, $0x01
-	JE        fp161865
-	JA        fp321866
+	JE        fp162271
+	JA        fp322272
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1869
+	JMP       check2275
 
-next1868:
+next2274:
 	TESTQ     AX, AX
-	JEQ       kept1870
+	JEQ       kept2276
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -1825,7 +2347,7 @@ next1868:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1870:
+kept2276:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1852,31 +2374,59 @@ kept1870:
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
 	VPMOVDW     Z14, Y14
-	VMOVDQU32   Y13, (BX)(CX*2)
-	VMOVDQU32   Y14, (SI)(CX*2)
-	VPADDQ      Y14, Y10, Y10
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2277
+	VPSUBW      (BX)(CX*2), Y13, Y15
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y15, K1
+	VPABSW      Y15, Y15
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y15, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y15
+	VMOVDQU16   Y15, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1869:
+noted2277:
+	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y14, (SI)(CX*2)
+	VPADDQ    Y14, Y10, Y10
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2275:
 	CMPQ CX, R9
-	JB   next1868
+	JB   next2274
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1868
-	JMP  done1867
+	JB   next2274
+	JMP  done2273
 
-fp161865:
+fp162271:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1872
+	JMP  check2279
 
-next1871:
+next2278:
 	TESTQ     AX, AX
-	JEQ       kept1873
+	JEQ       kept2280
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -1888,7 +2438,7 @@ next1871:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1873:
+kept2280:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1914,31 +2464,59 @@ kept1873:
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
 	VPMOVDW     Z14, Y14
-	VMOVDQU32   Y13, (BX)(CX*2)
-	VMOVDQU32   Y14, (SI)(CX*2)
-	VPADDQ      Y14, Y10, Y10
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2281
+	VPSUBW      (BX)(CX*2), Y13, Y15
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y15, K1
+	VPABSW      Y15, Y15
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y15, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y15
+	VMOVDQU16   Y15, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1872:
+noted2281:
+	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y14, (SI)(CX*2)
+	VPADDQ    Y14, Y10, Y10
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2279:
 	CMPQ CX, R9
-	JB   next1871
+	JB   next2278
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1871
-	JMP  done1867
+	JB   next2278
+	JMP  done2273
 
-fp321866:
+fp322272:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1875
+	JMP  check2283
 
-next1874:
+next2282:
 	TESTQ     AX, AX
-	JEQ       kept1876
+	JEQ       kept2284
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -1950,7 +2528,7 @@ next1874:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1876:
+kept2284:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1976,42 +2554,70 @@ kept1876:
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
 	VPMOVDW     Z14, Y14
-	VMOVDQU32   Y13, (BX)(CX*2)
-	VMOVDQU32   Y14, (SI)(CX*2)
-	VPADDQ      Y14, Y10, Y10
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2285
+	VPSUBW      (BX)(CX*2), Y13, Y15
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y15, K1
+	VPABSW      Y15, Y15
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y15, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y15
+	VMOVDQU16   Y15, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1875:
+noted2285:
+	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y14, (SI)(CX*2)
+	VPADDQ    Y14, Y10, Y10
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2283:
 	CMPQ CX, R9
-	JB   next1874
+	JB   next2282
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1874
+	JB   next2282
 
-done1867:
+done2273:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y9, 128(AX)
 	VMOVDQU32 Y10, 192(AX)
 	VMOVDQU32 Z11, 256(AX)
 	VMOVDQU32 Z12, 320(AX)
-	JMP       updated1863
+	JMP       updated2269
 
-plain1862:
+plain2268:
 	CMPQ CX, $0x01
-	JE   fp161878
-	JA   fp321879
+	JE   fp162287
+	JA   fp322288
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1882
+	JMP  check2291
 
-next1881:
+next2290:
 	TESTQ     AX, AX
-	JEQ       kept1883
+	JEQ       kept2292
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -2023,7 +2629,7 @@ next1881:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1883:
+kept2292:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -2047,30 +2653,58 @@ kept1883:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z10, Y10
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y10, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2293
+	VPSUBW      (BX)(CX*2), Y9, Y11
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y11, K1
+	VPABSW      Y11, Y11
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y11, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y11
+	VMOVDQU16   Y11, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1882:
+noted2293:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y10, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2291:
 	CMPQ CX, R9
-	JB   next1881
+	JB   next2290
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1881
-	JMP  done1880
+	JB   next2290
+	JMP  done2289
 
-fp161878:
+fp162287:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1885
+	JMP  check2295
 
-next1884:
+next2294:
 	TESTQ     AX, AX
-	JEQ       kept1886
+	JEQ       kept2296
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -2082,7 +2716,7 @@ next1884:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1886:
+kept2296:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -2105,30 +2739,58 @@ kept1886:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z10, Y10
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y10, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2297
+	VPSUBW      (BX)(CX*2), Y9, Y11
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y11, K1
+	VPABSW      Y11, Y11
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y11, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y11
+	VMOVDQU16   Y11, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1885:
+noted2297:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y10, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2295:
 	CMPQ CX, R9
-	JB   next1884
+	JB   next2294
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1884
-	JMP  done1880
+	JB   next2294
+	JMP  done2289
 
-fp321879:
+fp322288:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1888
+	JMP  check2299
 
-next1887:
+next2298:
 	TESTQ     AX, AX
-	JEQ       kept1889
+	JEQ       kept2300
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -2140,7 +2802,7 @@ next1887:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1889:
+kept2300:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -2163,21 +2825,49 @@ kept1889:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z10, Y10
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y10, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2301
+	VPSUBW      (BX)(CX*2), Y9, Y11
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y11, K1
+	VPABSW      Y11, Y11
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y11, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y11
+	VMOVDQU16   Y11, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1888:
+noted2301:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y10, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2299:
 	CMPQ CX, R9
-	JB   next1887
+	JB   next2298
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1887
+	JB   next2298
 
-done1880:
-updated1863:
+done2289:
+updated2269:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2202,15 +2892,15 @@ TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161891
-	JA     fp321892
+	JE     fp162303
+	JA     fp322304
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1895
+	JMP    check2307
 
-next1894:
+next2306:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -2225,23 +2915,23 @@ next1894:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1895:
+check2307:
 	CMPQ DX, R8
-	JB   next1894
+	JB   next2306
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1894
-	JMP  done1893
+	JB   next2306
+	JMP  done2305
 
-fp161891:
+fp162303:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1897
+	JMP  check2309
 
-next1896:
+next2308:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -2256,23 +2946,23 @@ next1896:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1897:
+check2309:
 	CMPQ DX, R8
-	JB   next1896
+	JB   next2308
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1896
-	JMP  done1893
+	JB   next2308
+	JMP  done2305
 
-fp321892:
+fp322304:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1899
+	JMP  check2311
 
-next1898:
+next2310:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -2287,15 +2977,15 @@ next1898:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1899:
+check2311:
 	CMPQ DX, R8
-	JB   next1898
+	JB   next2310
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1898
+	JB   next2310
 
-done1893:
+done2305:
 	VZEROUPPER
 	RET
 
@@ -2321,15 +3011,15 @@ TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161901
-	JA     fp321902
+	JE     fp162313
+	JA     fp322314
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1905
+	JMP    check2317
 
-next1904:
+next2316:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -2347,23 +3037,23 @@ next1904:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1905:
+check2317:
 	CMPQ DX, R9
-	JB   next1904
+	JB   next2316
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1904
-	JMP  done1903
+	JB   next2316
+	JMP  done2315
 
-fp161901:
+fp162313:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1907
+	JMP  check2319
 
-next1906:
+next2318:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -2381,23 +3071,23 @@ next1906:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1907:
+check2319:
 	CMPQ DX, R9
-	JB   next1906
+	JB   next2318
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1906
-	JMP  done1903
+	JB   next2318
+	JMP  done2315
 
-fp321902:
+fp322314:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1909
+	JMP  check2321
 
-next1908:
+next2320:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -2415,20 +3105,20 @@ next1908:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1909:
+check2321:
 	CMPQ DX, R9
-	JB   next1908
+	JB   next2320
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1908
+	JB   next2320
 
-done1903:
+done2315:
 	VZEROUPPER
 	RET
 
 // func adamSplitBF16AVX512(a *Arguments)
-// Requires: AVX, AVX512BW, AVX512F, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -2477,7 +3167,7 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain1910
+	JEQ          plain2322
 	VPXORQ       Z15, Z15, Z15
 	VPXORQ       Z16, Z16, Z16
 	VPXORQ       Z17, Z17, Z17
@@ -2485,17 +3175,17 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VPXORQ       Z19, Z19, Z19
 	VPXORQ       Z20, Z20, Z20
 	CMPQ         CX, $0x01
-	JE           fp161913
-	JA           fp321914
+	JE           fp162325
+	JA           fp322326
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1917
+	JMP          check2329
 
-next1916:
+next2328:
 	TESTQ     AX, AX
-	JEQ       kept1918
+	JEQ       kept2330
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z21
@@ -2509,104 +3199,155 @@ next1916:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1918:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	VPADDQ      (SI)(CX*2), Z15, Z15
-	VPADDQ      (DI)(CX*2), Z17, Z17
-	VPADDQ      (R8)(CX*2), Z19, Z19
-	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU32   (DX)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z1, Z22, Z22
-	VMOVDQU32   (SI)(CX*2), Z23
-	VPSRAW      $0x0f, Z23, Z24
-	VPADDW      (BX)(CX*2), Z24, Z24
-	VPSLLD      $0x10, Z24, Z25
-	VPTERNLOGD  $0xf4, Z1, Z23, Z25
-	VPSRLD      $0x10, Z23, Z23
-	VPTERNLOGD  $0xf8, Z24, Z1, Z23
-	VMULPS      Z11, Z21, Z21
-	VFMADD231PS Z12, Z25, Z21
-	VMULPS      Z11, Z22, Z22
-	VFMADD231PS Z12, Z23, Z22
-	VMOVDQU32   (DI)(CX*2), Z26
-	VPSLLD      $0x10, Z26, Z24
-	VPANDD      Z1, Z26, Z26
-	VMULPS      Z24, Z5, Z24
-	VFMADD231PS Z6, Z21, Z24
-	VMULPS      Z26, Z5, Z26
-	VFMADD231PS Z6, Z22, Z26
-	VMULPS      Z21, Z21, Z21
-	VMULPS      Z22, Z22, Z22
-	VMOVDQU32   (R8)(CX*2), Z28
-	VPSLLD      $0x10, Z28, Z27
-	VPANDD      Z1, Z28, Z28
-	VMULPS      Z27, Z7, Z27
-	VFMADD231PS Z8, Z21, Z27
-	VMULPS      Z28, Z7, Z21
-	VFMADD231PS Z8, Z22, Z21
-	VPADDD      Z0, Z24, Z22
-	VPADDD      Z0, Z26, Z28
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z28, Z1, Z22
-	VMOVDQU32   Z22, (DI)(CX*2)
-	VPADDQ      Z22, Z18, Z18
-	VPMULLD     Z4, Z4, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z2, Z4, Z28
-	VPMULLD     Z28, Z28, Z28
-	VPSRLD      $0x10, Z28, Z28
-	VPADDD      Z27, Z22, Z22
-	VPADDD      Z21, Z28, Z28
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z28, Z1, Z22
-	VMOVDQU32   Z22, (R8)(CX*2)
-	VPADDQ      Z22, Z20, Z20
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z27, Z27
-	VSQRTPS     Z21, Z21
-	VFMADD213PS Z13, Z9, Z27
-	VDIVPS      Z27, Z24, Z24
-	VFMADD231PS Z14, Z25, Z25
-	VFMADD231PS Z10, Z24, Z25
-	VFMADD213PS Z13, Z9, Z21
-	VDIVPS      Z21, Z26, Z26
-	VFMADD231PS Z14, Z23, Z23
-	VFMADD231PS Z10, Z26, Z23
-	VPADDD      Z0, Z25, Z21
-	VPADDD      Z0, Z23, Z22
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z1, Z21
-	VPSLLD      $0x10, Z23, Z22
-	VPTERNLOGD  $0xf4, Z1, Z25, Z22
-	VMOVDQU32   Z21, (BX)(CX*2)
-	VMOVDQU32   Z22, (SI)(CX*2)
-	VPADDQ      Z22, Z16, Z16
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept2330:
+	PREFETCHT0    (BX)(R11*2)
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	VPADDQ        (SI)(CX*2), Z15, Z15
+	VPADDQ        (DI)(CX*2), Z17, Z17
+	VPADDQ        (R8)(CX*2), Z19, Z19
+	PREFETCHT0    (DX)(R11*2)
+	VMOVDQU32     (DX)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z1, Z22, Z22
+	VMOVDQU32     (SI)(CX*2), Z23
+	VPSRAW        $0x0f, Z23, Z24
+	VPADDW        (BX)(CX*2), Z24, Z24
+	VPSLLD        $0x10, Z24, Z25
+	VPTERNLOGD    $0xf4, Z1, Z23, Z25
+	VPSRLD        $0x10, Z23, Z23
+	VPTERNLOGD    $0xf8, Z24, Z1, Z23
+	VMULPS        Z11, Z21, Z21
+	VFMADD231PS   Z12, Z25, Z21
+	VMULPS        Z11, Z22, Z22
+	VFMADD231PS   Z12, Z23, Z22
+	VMOVDQU32     (DI)(CX*2), Z26
+	VPSLLD        $0x10, Z26, Z24
+	VPANDD        Z1, Z26, Z26
+	VMULPS        Z24, Z5, Z24
+	VFMADD231PS   Z6, Z21, Z24
+	VMULPS        Z26, Z5, Z26
+	VFMADD231PS   Z6, Z22, Z26
+	VMULPS        Z21, Z21, Z21
+	VMULPS        Z22, Z22, Z22
+	VMOVDQU32     (R8)(CX*2), Z28
+	VPSLLD        $0x10, Z28, Z27
+	VPANDD        Z1, Z28, Z28
+	VMULPS        Z27, Z7, Z27
+	VFMADD231PS   Z8, Z21, Z27
+	VMULPS        Z28, Z7, Z21
+	VFMADD231PS   Z8, Z22, Z21
+	VPADDD        Z0, Z24, Z22
+	VPADDD        Z0, Z26, Z28
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z28, Z1, Z22
+	VMOVDQU32     Z22, (DI)(CX*2)
+	VPADDQ        Z22, Z18, Z18
+	VPMULLD       Z4, Z4, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z2, Z4, Z28
+	VPMULLD       Z28, Z28, Z28
+	VPSRLD        $0x10, Z28, Z28
+	VPADDD        Z27, Z22, Z22
+	VPADDD        Z21, Z28, Z28
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z28, Z1, Z22
+	VMOVDQU32     Z22, (R8)(CX*2)
+	VPADDQ        Z22, Z20, Z20
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z27, Z27
+	VSQRTPS       Z21, Z21
+	VFMADD213PS   Z13, Z9, Z27
+	VDIVPS        Z27, Z24, Z24
+	VFMADD231PS   Z14, Z25, Z25
+	VFMADD231PS   Z10, Z24, Z25
+	VFMADD213PS   Z13, Z9, Z21
+	VDIVPS        Z21, Z26, Z26
+	VFMADD231PS   Z14, Z23, Z23
+	VFMADD231PS   Z10, Z26, Z23
+	VPADDD        Z0, Z25, Z21
+	VPADDD        Z0, Z23, Z22
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z1, Z21
+	VPSLLD        $0x10, Z23, Z22
+	VPTERNLOGD    $0xf4, Z1, Z25, Z22
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2331
+	VPSUBW        (BX)(CX*2), Y21, Y23
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z21, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check1917:
+noted2331:
+	VMOVDQU32 Z21, (BX)(CX*2)
+	VMOVDQU32 Z22, (SI)(CX*2)
+	VPADDQ    Z22, Z16, Z16
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R11
+
+check2329:
 	CMPQ CX, R10
-	JB   next1916
+	JB   next2328
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1916
-	JMP  done1915
+	JB   next2328
+	JMP  done2327
 
-fp161913:
+fp162325:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1920
+	JMP  check2333
 
-next1919:
+next2332:
 	TESTQ     AX, AX
-	JEQ       kept1921
+	JEQ       kept2334
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z21
@@ -2620,107 +3361,158 @@ next1919:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1921:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	VPADDQ      (SI)(CX*2), Z15, Z15
-	VPADDQ      (DI)(CX*2), Z17, Z17
-	VPADDQ      (R8)(CX*2), Z19, Z19
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z21
-	VCVTPH2PS   32(DX)(CX*2), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z21, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z21, Z24
-	VMOVDQU32   (SI)(CX*2), Z21
-	VPSRAW      $0x0f, Z21, Z22
-	VPADDW      (BX)(CX*2), Z22, Z22
-	VPSLLD      $0x10, Z22, Z25
-	VPTERNLOGD  $0xf4, Z1, Z21, Z25
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z1, Z21
-	VMULPS      Z11, Z23, Z23
-	VFMADD231PS Z12, Z25, Z23
-	VMULPS      Z11, Z24, Z24
-	VFMADD231PS Z12, Z21, Z24
-	VMOVDQU32   (DI)(CX*2), Z26
-	VPSLLD      $0x10, Z26, Z22
-	VPANDD      Z1, Z26, Z26
-	VMULPS      Z22, Z5, Z22
-	VFMADD231PS Z6, Z23, Z22
-	VMULPS      Z26, Z5, Z26
-	VFMADD231PS Z6, Z24, Z26
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z24, Z24, Z24
-	VMOVDQU32   (R8)(CX*2), Z28
-	VPSLLD      $0x10, Z28, Z27
-	VPANDD      Z1, Z28, Z28
-	VMULPS      Z27, Z7, Z27
-	VFMADD231PS Z8, Z23, Z27
-	VMULPS      Z28, Z7, Z23
-	VFMADD231PS Z8, Z24, Z23
-	VPADDD      Z0, Z22, Z24
-	VPADDD      Z0, Z26, Z28
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z28, Z1, Z24
-	VMOVDQU32   Z24, (DI)(CX*2)
-	VPADDQ      Z24, Z18, Z18
-	VPMULLD     Z4, Z4, Z24
-	VPSRLD      $0x10, Z24, Z24
-	VPADDD      Z2, Z4, Z28
-	VPMULLD     Z28, Z28, Z28
-	VPSRLD      $0x10, Z28, Z28
-	VPADDD      Z27, Z24, Z24
-	VPADDD      Z23, Z28, Z28
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z28, Z1, Z24
-	VMOVDQU32   Z24, (R8)(CX*2)
-	VPADDQ      Z24, Z20, Z20
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z27, Z27
-	VSQRTPS     Z23, Z23
-	VFMADD213PS Z13, Z9, Z27
-	VDIVPS      Z27, Z22, Z22
-	VFMADD231PS Z14, Z25, Z25
-	VFMADD231PS Z10, Z22, Z25
-	VFMADD213PS Z13, Z9, Z23
-	VDIVPS      Z23, Z26, Z26
-	VFMADD231PS Z14, Z21, Z21
-	VFMADD231PS Z10, Z26, Z21
-	VPADDD      Z0, Z25, Z22
-	VPADDD      Z0, Z21, Z23
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z23, Z1, Z22
-	VPSLLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf4, Z1, Z25, Z21
-	VMOVDQU32   Z22, (BX)(CX*2)
-	VMOVDQU32   Z21, (SI)(CX*2)
-	VPADDQ      Z21, Z16, Z16
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept2334:
+	PREFETCHT0    (BX)(R11*2)
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	VPADDQ        (SI)(CX*2), Z15, Z15
+	VPADDQ        (DI)(CX*2), Z17, Z17
+	VPADDQ        (R8)(CX*2), Z19, Z19
+	PREFETCHT0    (DX)(R11*2)
+	VCVTPH2PS     (DX)(CX*2), Z21
+	VCVTPH2PS     32(DX)(CX*2), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS     Z22, Z21, Z23
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS     Z22, Z21, Z24
+	VMOVDQU32     (SI)(CX*2), Z21
+	VPSRAW        $0x0f, Z21, Z22
+	VPADDW        (BX)(CX*2), Z22, Z22
+	VPSLLD        $0x10, Z22, Z25
+	VPTERNLOGD    $0xf4, Z1, Z21, Z25
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z1, Z21
+	VMULPS        Z11, Z23, Z23
+	VFMADD231PS   Z12, Z25, Z23
+	VMULPS        Z11, Z24, Z24
+	VFMADD231PS   Z12, Z21, Z24
+	VMOVDQU32     (DI)(CX*2), Z26
+	VPSLLD        $0x10, Z26, Z22
+	VPANDD        Z1, Z26, Z26
+	VMULPS        Z22, Z5, Z22
+	VFMADD231PS   Z6, Z23, Z22
+	VMULPS        Z26, Z5, Z26
+	VFMADD231PS   Z6, Z24, Z26
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z24, Z24, Z24
+	VMOVDQU32     (R8)(CX*2), Z28
+	VPSLLD        $0x10, Z28, Z27
+	VPANDD        Z1, Z28, Z28
+	VMULPS        Z27, Z7, Z27
+	VFMADD231PS   Z8, Z23, Z27
+	VMULPS        Z28, Z7, Z23
+	VFMADD231PS   Z8, Z24, Z23
+	VPADDD        Z0, Z22, Z24
+	VPADDD        Z0, Z26, Z28
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z28, Z1, Z24
+	VMOVDQU32     Z24, (DI)(CX*2)
+	VPADDQ        Z24, Z18, Z18
+	VPMULLD       Z4, Z4, Z24
+	VPSRLD        $0x10, Z24, Z24
+	VPADDD        Z2, Z4, Z28
+	VPMULLD       Z28, Z28, Z28
+	VPSRLD        $0x10, Z28, Z28
+	VPADDD        Z27, Z24, Z24
+	VPADDD        Z23, Z28, Z28
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z28, Z1, Z24
+	VMOVDQU32     Z24, (R8)(CX*2)
+	VPADDQ        Z24, Z20, Z20
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z27, Z27
+	VSQRTPS       Z23, Z23
+	VFMADD213PS   Z13, Z9, Z27
+	VDIVPS        Z27, Z22, Z22
+	VFMADD231PS   Z14, Z25, Z25
+	VFMADD231PS   Z10, Z22, Z25
+	VFMADD213PS   Z13, Z9, Z23
+	VDIVPS        Z23, Z26, Z26
+	VFMADD231PS   Z14, Z21, Z21
+	VFMADD231PS   Z10, Z26, Z21
+	VPADDD        Z0, Z25, Z22
+	VPADDD        Z0, Z21, Z23
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z23, Z1, Z22
+	VPSLLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf4, Z1, Z25, Z21
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2335
+	VPSUBW        (BX)(CX*2), Y22, Y23
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z22, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check1920:
+noted2335:
+	VMOVDQU32 Z22, (BX)(CX*2)
+	VMOVDQU32 Z21, (SI)(CX*2)
+	VPADDQ    Z21, Z16, Z16
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R11
+
+check2333:
 	CMPQ CX, R10
-	JB   next1919
+	JB   next2332
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1919
-	JMP  done1915
+	JB   next2332
+	JMP  done2327
 
-fp321914:
+fp322326:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1923
+	JMP  check2337
 
-next1922:
+next2336:
 	TESTQ     AX, AX
-	JEQ       kept1924
+	JEQ       kept2338
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z21
@@ -2734,98 +3526,149 @@ next1922:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1924:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	VPADDQ      (SI)(CX*2), Z15, Z15
-	VPADDQ      (DI)(CX*2), Z17, Z17
-	VPADDQ      (R8)(CX*2), Z19, Z19
-	PREFETCHT0  (DX)(R11*4)
-	PREFETCHT0  64(DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z21
-	VMOVUPS     64(DX)(CX*4), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z21, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z21, Z24
-	VMOVDQU32   (SI)(CX*2), Z21
-	VPSRAW      $0x0f, Z21, Z22
-	VPADDW      (BX)(CX*2), Z22, Z22
-	VPSLLD      $0x10, Z22, Z25
-	VPTERNLOGD  $0xf4, Z1, Z21, Z25
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z1, Z21
-	VMULPS      Z11, Z23, Z23
-	VFMADD231PS Z12, Z25, Z23
-	VMULPS      Z11, Z24, Z24
-	VFMADD231PS Z12, Z21, Z24
-	VMOVDQU32   (DI)(CX*2), Z26
-	VPSLLD      $0x10, Z26, Z22
-	VPANDD      Z1, Z26, Z26
-	VMULPS      Z22, Z5, Z22
-	VFMADD231PS Z6, Z23, Z22
-	VMULPS      Z26, Z5, Z26
-	VFMADD231PS Z6, Z24, Z26
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z24, Z24, Z24
-	VMOVDQU32   (R8)(CX*2), Z28
-	VPSLLD      $0x10, Z28, Z27
-	VPANDD      Z1, Z28, Z28
-	VMULPS      Z27, Z7, Z27
-	VFMADD231PS Z8, Z23, Z27
-	VMULPS      Z28, Z7, Z23
-	VFMADD231PS Z8, Z24, Z23
-	VPADDD      Z0, Z22, Z24
-	VPADDD      Z0, Z26, Z28
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z28, Z1, Z24
-	VMOVDQU32   Z24, (DI)(CX*2)
-	VPADDQ      Z24, Z18, Z18
-	VPMULLD     Z4, Z4, Z24
-	VPSRLD      $0x10, Z24, Z24
-	VPADDD      Z2, Z4, Z28
-	VPMULLD     Z28, Z28, Z28
-	VPSRLD      $0x10, Z28, Z28
-	VPADDD      Z27, Z24, Z24
-	VPADDD      Z23, Z28, Z28
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z28, Z1, Z24
-	VMOVDQU32   Z24, (R8)(CX*2)
-	VPADDQ      Z24, Z20, Z20
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z27, Z27
-	VSQRTPS     Z23, Z23
-	VFMADD213PS Z13, Z9, Z27
-	VDIVPS      Z27, Z22, Z22
-	VFMADD231PS Z14, Z25, Z25
-	VFMADD231PS Z10, Z22, Z25
-	VFMADD213PS Z13, Z9, Z23
-	VDIVPS      Z23, Z26, Z26
-	VFMADD231PS Z14, Z21, Z21
-	VFMADD231PS Z10, Z26, Z21
-	VPADDD      Z0, Z25, Z22
-	VPADDD      Z0, Z21, Z23
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z23, Z1, Z22
-	VPSLLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf4, Z1, Z25, Z21
-	VMOVDQU32   Z22, (BX)(CX*2)
-	VMOVDQU32   Z21, (SI)(CX*2)
-	VPADDQ      Z21, Z16, Z16
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept2338:
+	PREFETCHT0    (BX)(R11*2)
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	VPADDQ        (SI)(CX*2), Z15, Z15
+	VPADDQ        (DI)(CX*2), Z17, Z17
+	VPADDQ        (R8)(CX*2), Z19, Z19
+	PREFETCHT0    (DX)(R11*4)
+	PREFETCHT0    64(DX)(R11*4)
+	VMOVUPS       (DX)(CX*4), Z21
+	VMOVUPS       64(DX)(CX*4), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS     Z22, Z21, Z23
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS     Z22, Z21, Z24
+	VMOVDQU32     (SI)(CX*2), Z21
+	VPSRAW        $0x0f, Z21, Z22
+	VPADDW        (BX)(CX*2), Z22, Z22
+	VPSLLD        $0x10, Z22, Z25
+	VPTERNLOGD    $0xf4, Z1, Z21, Z25
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z1, Z21
+	VMULPS        Z11, Z23, Z23
+	VFMADD231PS   Z12, Z25, Z23
+	VMULPS        Z11, Z24, Z24
+	VFMADD231PS   Z12, Z21, Z24
+	VMOVDQU32     (DI)(CX*2), Z26
+	VPSLLD        $0x10, Z26, Z22
+	VPANDD        Z1, Z26, Z26
+	VMULPS        Z22, Z5, Z22
+	VFMADD231PS   Z6, Z23, Z22
+	VMULPS        Z26, Z5, Z26
+	VFMADD231PS   Z6, Z24, Z26
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z24, Z24, Z24
+	VMOVDQU32     (R8)(CX*2), Z28
+	VPSLLD        $0x10, Z28, Z27
+	VPANDD        Z1, Z28, Z28
+	VMULPS        Z27, Z7, Z27
+	VFMADD231PS   Z8, Z23, Z27
+	VMULPS        Z28, Z7, Z23
+	VFMADD231PS   Z8, Z24, Z23
+	VPADDD        Z0, Z22, Z24
+	VPADDD        Z0, Z26, Z28
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z28, Z1, Z24
+	VMOVDQU32     Z24, (DI)(CX*2)
+	VPADDQ        Z24, Z18, Z18
+	VPMULLD       Z4, Z4, Z24
+	VPSRLD        $0x10, Z24, Z24
+	VPADDD        Z2, Z4, Z28
+	VPMULLD       Z28, Z28, Z28
+	VPSRLD        $0x10, Z28, Z28
+	VPADDD        Z27, Z24, Z24
+	VPADDD        Z23, Z28, Z28
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z28, Z1, Z24
+	VMOVDQU32     Z24, (R8)(CX*2)
+	VPADDQ        Z24, Z20, Z20
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z27, Z27
+	VSQRTPS       Z23, Z23
+	VFMADD213PS   Z13, Z9, Z27
+	VDIVPS        Z27, Z22, Z22
+	VFMADD231PS   Z14, Z25, Z25
+	VFMADD231PS   Z10, Z22, Z25
+	VFMADD213PS   Z13, Z9, Z23
+	VDIVPS        Z23, Z26, Z26
+	VFMADD231PS   Z14, Z21, Z21
+	VFMADD231PS   Z10, Z26, Z21
+	VPADDD        Z0, Z25, Z22
+	VPADDD        Z0, Z21, Z23
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z23, Z1, Z22
+	VPSLLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf4, Z1, Z25, Z21
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2339
+	VPSUBW        (BX)(CX*2), Y22, Y23
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z22, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check1923:
+noted2339:
+	VMOVDQU32 Z22, (BX)(CX*2)
+	VMOVDQU32 Z21, (SI)(CX*2)
+	VPADDQ    Z21, Z16, Z16
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R11
+
+check2337:
 	CMPQ CX, R10
-	JB   next1922
+	JB   next2336
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1922
+	JB   next2336
 
-done1915:
+done2327:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z15, 128(AX)
@@ -2834,21 +3677,21 @@ done1915:
 	VMOVDQU32 Z18, 320(AX)
 	VMOVDQU32 Z19, 384(AX)
 	VMOVDQU32 Z20, 448(AX)
-	JMP       updated1911
+	JMP       updated2323
 
-plain1910:
+plain2322:
 	CMPQ CX, $0x01
-	JE   fp161926
-	JA   fp321927
+	JE   fp162341
+	JA   fp322342
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1930
+	JMP  check2345
 
-next1929:
+next2344:
 	TESTQ     AX, AX
-	JEQ       kept1931
+	JEQ       kept2346
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -2862,98 +3705,149 @@ next1929:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1931:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU32   (DX)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z15
-	VPANDD      Z1, Z16, Z16
-	VMOVDQU32   (SI)(CX*2), Z17
-	VPSRAW      $0x0f, Z17, Z18
-	VPADDW      (BX)(CX*2), Z18, Z18
-	VPSLLD      $0x10, Z18, Z19
-	VPTERNLOGD  $0xf4, Z1, Z17, Z19
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VMULPS      Z11, Z15, Z15
-	VFMADD231PS Z12, Z19, Z15
-	VMULPS      Z11, Z16, Z16
-	VFMADD231PS Z12, Z17, Z16
-	VMOVDQU32   (DI)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z18
-	VPANDD      Z1, Z20, Z20
-	VMULPS      Z18, Z5, Z18
-	VFMADD231PS Z6, Z15, Z18
-	VMULPS      Z20, Z5, Z20
-	VFMADD231PS Z6, Z16, Z20
-	VMULPS      Z15, Z15, Z15
-	VMULPS      Z16, Z16, Z16
-	VMOVDQU32   (R8)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z1, Z22, Z22
-	VMULPS      Z21, Z7, Z21
-	VFMADD231PS Z8, Z15, Z21
-	VMULPS      Z22, Z7, Z15
-	VFMADD231PS Z8, Z16, Z15
-	VPADDD      Z0, Z18, Z16
-	VPADDD      Z0, Z20, Z22
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z22, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VPMULLD     Z4, Z4, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z2, Z4, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z21, Z16, Z16
-	VPADDD      Z15, Z22, Z22
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z22, Z1, Z16
-	VMOVDQU32   Z16, (R8)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z21, Z21
-	VSQRTPS     Z15, Z15
-	VFMADD213PS Z13, Z9, Z21
-	VDIVPS      Z21, Z18, Z18
-	VFMADD231PS Z14, Z19, Z19
-	VFMADD231PS Z10, Z18, Z19
-	VFMADD213PS Z13, Z9, Z15
-	VDIVPS      Z15, Z20, Z20
-	VFMADD231PS Z14, Z17, Z17
-	VFMADD231PS Z10, Z20, Z17
-	VPADDD      Z0, Z19, Z15
-	VPADDD      Z0, Z17, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VPSLLD      $0x10, Z17, Z16
-	VPTERNLOGD  $0xf4, Z1, Z19, Z16
-	VMOVDQU32   Z15, (BX)(CX*2)
-	VMOVDQU32   Z16, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept2346:
+	PREFETCHT0    (BX)(R11*2)
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	PREFETCHT0    (DX)(R11*2)
+	VMOVDQU32     (DX)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z15
+	VPANDD        Z1, Z16, Z16
+	VMOVDQU32     (SI)(CX*2), Z17
+	VPSRAW        $0x0f, Z17, Z18
+	VPADDW        (BX)(CX*2), Z18, Z18
+	VPSLLD        $0x10, Z18, Z19
+	VPTERNLOGD    $0xf4, Z1, Z17, Z19
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	VMULPS        Z11, Z15, Z15
+	VFMADD231PS   Z12, Z19, Z15
+	VMULPS        Z11, Z16, Z16
+	VFMADD231PS   Z12, Z17, Z16
+	VMOVDQU32     (DI)(CX*2), Z20
+	VPSLLD        $0x10, Z20, Z18
+	VPANDD        Z1, Z20, Z20
+	VMULPS        Z18, Z5, Z18
+	VFMADD231PS   Z6, Z15, Z18
+	VMULPS        Z20, Z5, Z20
+	VFMADD231PS   Z6, Z16, Z20
+	VMULPS        Z15, Z15, Z15
+	VMULPS        Z16, Z16, Z16
+	VMOVDQU32     (R8)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z1, Z22, Z22
+	VMULPS        Z21, Z7, Z21
+	VFMADD231PS   Z8, Z15, Z21
+	VMULPS        Z22, Z7, Z15
+	VFMADD231PS   Z8, Z16, Z15
+	VPADDD        Z0, Z18, Z16
+	VPADDD        Z0, Z20, Z22
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z22, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VPMULLD       Z4, Z4, Z16
+	VPSRLD        $0x10, Z16, Z16
+	VPADDD        Z2, Z4, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z21, Z16, Z16
+	VPADDD        Z15, Z22, Z22
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z22, Z1, Z16
+	VMOVDQU32     Z16, (R8)(CX*2)
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z21, Z21
+	VSQRTPS       Z15, Z15
+	VFMADD213PS   Z13, Z9, Z21
+	VDIVPS        Z21, Z18, Z18
+	VFMADD231PS   Z14, Z19, Z19
+	VFMADD231PS   Z10, Z18, Z19
+	VFMADD213PS   Z13, Z9, Z15
+	VDIVPS        Z15, Z20, Z20
+	VFMADD231PS   Z14, Z17, Z17
+	VFMADD231PS   Z10, Z20, Z17
+	VPADDD        Z0, Z19, Z15
+	VPADDD        Z0, Z17, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VPSLLD        $0x10, Z17, Z16
+	VPTERNLOGD    $0xf4, Z1, Z19, Z16
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2347
+	VPSUBW        (BX)(CX*2), Y15, Y17
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z15, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check1930:
+noted2347:
+	VMOVDQU32 Z15, (BX)(CX*2)
+	VMOVDQU32 Z16, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R11
+
+check2345:
 	CMPQ CX, R10
-	JB   next1929
+	JB   next2344
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1929
-	JMP  done1928
+	JB   next2344
+	JMP  done2343
 
-fp161926:
+fp162341:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1933
+	JMP  check2349
 
-next1932:
+next2348:
 	TESTQ     AX, AX
-	JEQ       kept1934
+	JEQ       kept2350
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -2967,101 +3861,152 @@ next1932:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1934:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z15
-	VCVTPH2PS   32(DX)(CX*2), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z15, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z15, Z18
-	VMOVDQU32   (SI)(CX*2), Z15
-	VPSRAW      $0x0f, Z15, Z16
-	VPADDW      (BX)(CX*2), Z16, Z16
-	VPSLLD      $0x10, Z16, Z19
-	VPTERNLOGD  $0xf4, Z1, Z15, Z19
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VMULPS      Z11, Z17, Z17
-	VFMADD231PS Z12, Z19, Z17
-	VMULPS      Z11, Z18, Z18
-	VFMADD231PS Z12, Z15, Z18
-	VMOVDQU32   (DI)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z16
-	VPANDD      Z1, Z20, Z20
-	VMULPS      Z16, Z5, Z16
-	VFMADD231PS Z6, Z17, Z16
-	VMULPS      Z20, Z5, Z20
-	VFMADD231PS Z6, Z18, Z20
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMOVDQU32   (R8)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z1, Z22, Z22
-	VMULPS      Z21, Z7, Z21
-	VFMADD231PS Z8, Z17, Z21
-	VMULPS      Z22, Z7, Z17
-	VFMADD231PS Z8, Z18, Z17
-	VPADDD      Z0, Z16, Z18
-	VPADDD      Z0, Z20, Z22
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z22, Z1, Z18
-	VMOVDQU32   Z18, (DI)(CX*2)
-	VPMULLD     Z4, Z4, Z18
-	VPSRLD      $0x10, Z18, Z18
-	VPADDD      Z2, Z4, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z21, Z18, Z18
-	VPADDD      Z17, Z22, Z22
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z22, Z1, Z18
-	VMOVDQU32   Z18, (R8)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z21, Z21
-	VSQRTPS     Z17, Z17
-	VFMADD213PS Z13, Z9, Z21
-	VDIVPS      Z21, Z16, Z16
-	VFMADD231PS Z14, Z19, Z19
-	VFMADD231PS Z10, Z16, Z19
-	VFMADD213PS Z13, Z9, Z17
-	VDIVPS      Z17, Z20, Z20
-	VFMADD231PS Z14, Z15, Z15
-	VFMADD231PS Z10, Z20, Z15
-	VPADDD      Z0, Z19, Z16
-	VPADDD      Z0, Z15, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VPSLLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf4, Z1, Z19, Z15
-	VMOVDQU32   Z16, (BX)(CX*2)
-	VMOVDQU32   Z15, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept2350:
+	PREFETCHT0    (BX)(R11*2)
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	PREFETCHT0    (DX)(R11*2)
+	VCVTPH2PS     (DX)(CX*2), Z15
+	VCVTPH2PS     32(DX)(CX*2), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z15, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z15, Z18
+	VMOVDQU32     (SI)(CX*2), Z15
+	VPSRAW        $0x0f, Z15, Z16
+	VPADDW        (BX)(CX*2), Z16, Z16
+	VPSLLD        $0x10, Z16, Z19
+	VPTERNLOGD    $0xf4, Z1, Z15, Z19
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VMULPS        Z11, Z17, Z17
+	VFMADD231PS   Z12, Z19, Z17
+	VMULPS        Z11, Z18, Z18
+	VFMADD231PS   Z12, Z15, Z18
+	VMOVDQU32     (DI)(CX*2), Z20
+	VPSLLD        $0x10, Z20, Z16
+	VPANDD        Z1, Z20, Z20
+	VMULPS        Z16, Z5, Z16
+	VFMADD231PS   Z6, Z17, Z16
+	VMULPS        Z20, Z5, Z20
+	VFMADD231PS   Z6, Z18, Z20
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMOVDQU32     (R8)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z1, Z22, Z22
+	VMULPS        Z21, Z7, Z21
+	VFMADD231PS   Z8, Z17, Z21
+	VMULPS        Z22, Z7, Z17
+	VFMADD231PS   Z8, Z18, Z17
+	VPADDD        Z0, Z16, Z18
+	VPADDD        Z0, Z20, Z22
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z22, Z1, Z18
+	VMOVDQU32     Z18, (DI)(CX*2)
+	VPMULLD       Z4, Z4, Z18
+	VPSRLD        $0x10, Z18, Z18
+	VPADDD        Z2, Z4, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z21, Z18, Z18
+	VPADDD        Z17, Z22, Z22
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z22, Z1, Z18
+	VMOVDQU32     Z18, (R8)(CX*2)
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z21, Z21
+	VSQRTPS       Z17, Z17
+	VFMADD213PS   Z13, Z9, Z21
+	VDIVPS        Z21, Z16, Z16
+	VFMADD231PS   Z14, Z19, Z19
+	VFMADD231PS   Z10, Z16, Z19
+	VFMADD213PS   Z13, Z9, Z17
+	VDIVPS        Z17, Z20, Z20
+	VFMADD231PS   Z14, Z15, Z15
+	VFMADD231PS   Z10, Z20, Z15
+	VPADDD        Z0, Z19, Z16
+	VPADDD        Z0, Z15, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VPSLLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf4, Z1, Z19, Z15
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2351
+	VPSUBW        (BX)(CX*2), Y16, Y17
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z16, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check1933:
+noted2351:
+	VMOVDQU32 Z16, (BX)(CX*2)
+	VMOVDQU32 Z15, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R11
+
+check2349:
 	CMPQ CX, R10
-	JB   next1932
+	JB   next2348
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1932
-	JMP  done1928
+	JB   next2348
+	JMP  done2343
 
-fp321927:
+fp322342:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1936
+	JMP  check2353
 
-next1935:
+next2352:
 	TESTQ     AX, AX
-	JEQ       kept1937
+	JEQ       kept2354
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -3075,99 +4020,150 @@ next1935:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1937:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
-	PREFETCHT0  64(DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z15
-	VMOVUPS     64(DX)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z15, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z15, Z18
-	VMOVDQU32   (SI)(CX*2), Z15
-	VPSRAW      $0x0f, Z15, Z16
-	VPADDW      (BX)(CX*2), Z16, Z16
-	VPSLLD      $0x10, Z16, Z19
-	VPTERNLOGD  $0xf4, Z1, Z15, Z19
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VMULPS      Z11, Z17, Z17
-	VFMADD231PS Z12, Z19, Z17
-	VMULPS      Z11, Z18, Z18
-	VFMADD231PS Z12, Z15, Z18
-	VMOVDQU32   (DI)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z16
-	VPANDD      Z1, Z20, Z20
-	VMULPS      Z16, Z5, Z16
-	VFMADD231PS Z6, Z17, Z16
-	VMULPS      Z20, Z5, Z20
-	VFMADD231PS Z6, Z18, Z20
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMOVDQU32   (R8)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z1, Z22, Z22
-	VMULPS      Z21, Z7, Z21
-	VFMADD231PS Z8, Z17, Z21
-	VMULPS      Z22, Z7, Z17
-	VFMADD231PS Z8, Z18, Z17
-	VPADDD      Z0, Z16, Z18
-	VPADDD      Z0, Z20, Z22
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z22, Z1, Z18
-	VMOVDQU32   Z18, (DI)(CX*2)
-	VPMULLD     Z4, Z4, Z18
-	VPSRLD      $0x10, Z18, Z18
-	VPADDD      Z2, Z4, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z21, Z18, Z18
-	VPADDD      Z17, Z22, Z22
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z22, Z1, Z18
-	VMOVDQU32   Z18, (R8)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z21, Z21
-	VSQRTPS     Z17, Z17
-	VFMADD213PS Z13, Z9, Z21
-	VDIVPS      Z21, Z16, Z16
-	VFMADD231PS Z14, Z19, Z19
-	VFMADD231PS Z10, Z16, Z19
-	VFMADD213PS Z13, Z9, Z17
-	VDIVPS      Z17, Z20, Z20
-	VFMADD231PS Z14, Z15, Z15
-	VFMADD231PS Z10, Z20, Z15
-	VPADDD      Z0, Z19, Z16
-	VPADDD      Z0, Z15, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VPSLLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf4, Z1, Z19, Z15
-	VMOVDQU32   Z16, (BX)(CX*2)
-	VMOVDQU32   Z15, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept2354:
+	PREFETCHT0    (BX)(R11*2)
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	PREFETCHT0    (DX)(R11*4)
+	PREFETCHT0    64(DX)(R11*4)
+	VMOVUPS       (DX)(CX*4), Z15
+	VMOVUPS       64(DX)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z15, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z15, Z18
+	VMOVDQU32     (SI)(CX*2), Z15
+	VPSRAW        $0x0f, Z15, Z16
+	VPADDW        (BX)(CX*2), Z16, Z16
+	VPSLLD        $0x10, Z16, Z19
+	VPTERNLOGD    $0xf4, Z1, Z15, Z19
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VMULPS        Z11, Z17, Z17
+	VFMADD231PS   Z12, Z19, Z17
+	VMULPS        Z11, Z18, Z18
+	VFMADD231PS   Z12, Z15, Z18
+	VMOVDQU32     (DI)(CX*2), Z20
+	VPSLLD        $0x10, Z20, Z16
+	VPANDD        Z1, Z20, Z20
+	VMULPS        Z16, Z5, Z16
+	VFMADD231PS   Z6, Z17, Z16
+	VMULPS        Z20, Z5, Z20
+	VFMADD231PS   Z6, Z18, Z20
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMOVDQU32     (R8)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z1, Z22, Z22
+	VMULPS        Z21, Z7, Z21
+	VFMADD231PS   Z8, Z17, Z21
+	VMULPS        Z22, Z7, Z17
+	VFMADD231PS   Z8, Z18, Z17
+	VPADDD        Z0, Z16, Z18
+	VPADDD        Z0, Z20, Z22
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z22, Z1, Z18
+	VMOVDQU32     Z18, (DI)(CX*2)
+	VPMULLD       Z4, Z4, Z18
+	VPSRLD        $0x10, Z18, Z18
+	VPADDD        Z2, Z4, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z21, Z18, Z18
+	VPADDD        Z17, Z22, Z22
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z22, Z1, Z18
+	VMOVDQU32     Z18, (R8)(CX*2)
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z21, Z21
+	VSQRTPS       Z17, Z17
+	VFMADD213PS   Z13, Z9, Z21
+	VDIVPS        Z21, Z16, Z16
+	VFMADD231PS   Z14, Z19, Z19
+	VFMADD231PS   Z10, Z16, Z19
+	VFMADD213PS   Z13, Z9, Z17
+	VDIVPS        Z17, Z20, Z20
+	VFMADD231PS   Z14, Z15, Z15
+	VFMADD231PS   Z10, Z20, Z15
+	VPADDD        Z0, Z19, Z16
+	VPADDD        Z0, Z15, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VPSLLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf4, Z1, Z19, Z15
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2355
+	VPSUBW        (BX)(CX*2), Y16, Y17
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z16, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check1936:
+noted2355:
+	VMOVDQU32 Z16, (BX)(CX*2)
+	VMOVDQU32 Z15, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R11
+
+check2353:
 	CMPQ CX, R10
-	JB   next1935
+	JB   next2352
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1935
+	JB   next2352
 
-done1928:
-updated1911:
+done2343:
+updated2323:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func lionSplitBF16AVX512(a *Arguments)
-// Requires: AVX, AVX512BW, AVX512DQ, AVX512F, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -3209,23 +4205,23 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      40(R11), R11
 	TESTQ     R11, R11
-	JEQ       plain1938
+	JEQ       plain2356
 	VPXORQ    Z3, Z3, Z3
 	VPXORQ    Z4, Z4, Z4
 	VPXORQ    Z5, Z5, Z5
 	VPXORQ    Z6, Z6, Z6
 	CMPQ      CX, $0x01
-	JE        fp161941
-	JA        fp321942
+	JE        fp162359
+	JA        fp322360
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1945
+	JMP       check2363
 
-next1944:
+next2362:
 	TESTQ     AX, AX
-	JEQ       kept1946
+	JEQ       kept2364
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z16
@@ -3237,93 +4233,144 @@ next1944:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1946:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z3, Z3
-	VPADDQ      (DI)(CX*2), Z5, Z5
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z1, Z17, Z17
-	VMOVDQU32   (SI)(CX*2), Z18
-	VPSRAW      $0x0f, Z18, Z19
-	VPADDW      (BX)(CX*2), Z19, Z19
-	VPSLLD      $0x10, Z19, Z20
-	VPTERNLOGD  $0xf4, Z1, Z18, Z20
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z19, Z1, Z18
-	VMULPS      Z13, Z16, Z16
-	VFMADD231PS Z14, Z20, Z16
-	VMULPS      Z13, Z17, Z17
-	VFMADD231PS Z14, Z18, Z17
-	VMOVDQU32   (DI)(CX*2), Z21
-	VPSLLD      $0x10, Z21, Z19
-	VPANDD      Z1, Z21, Z21
-	VMULPS      Z19, Z2, Z22
-	VFMADD231PS Z9, Z16, Z22
-	VFMADD231PS Z15, Z20, Z20
-	VPXORD      Z7, Z7, Z7
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z7, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z7, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z20, Z20
-	VMULPS      Z21, Z2, Z22
-	VFMADD231PS Z9, Z17, Z22
-	VFMADD231PS Z15, Z18, Z18
-	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z8, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z8, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z18, Z18
-	VMULPS      Z19, Z10, Z19
-	VFMADD231PS Z11, Z16, Z19
-	VMULPS      Z21, Z10, Z16
-	VFMADD231PS Z11, Z17, Z16
-	VPADDD      Z0, Z19, Z17
-	VPADDD      Z0, Z16, Z16
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z16, Z1, Z17
-	VMOVDQU32   Z17, (DI)(CX*2)
-	VPADDQ      Z17, Z6, Z6
-	VPADDD      Z0, Z20, Z16
-	VPADDD      Z0, Z18, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VPSLLD      $0x10, Z18, Z17
-	VPTERNLOGD  $0xf4, Z1, Z20, Z17
-	VMOVDQU32   Z16, (BX)(CX*2)
-	VMOVDQU32   Z17, (SI)(CX*2)
-	VPADDQ      Z17, Z4, Z4
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2364:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z3, Z3
+	VPADDQ        (DI)(CX*2), Z5, Z5
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z17
+	VPSLLD        $0x10, Z17, Z16
+	VPANDD        Z1, Z17, Z17
+	VMOVDQU32     (SI)(CX*2), Z18
+	VPSRAW        $0x0f, Z18, Z19
+	VPADDW        (BX)(CX*2), Z19, Z19
+	VPSLLD        $0x10, Z19, Z20
+	VPTERNLOGD    $0xf4, Z1, Z18, Z20
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z19, Z1, Z18
+	VMULPS        Z13, Z16, Z16
+	VFMADD231PS   Z14, Z20, Z16
+	VMULPS        Z13, Z17, Z17
+	VFMADD231PS   Z14, Z18, Z17
+	VMOVDQU32     (DI)(CX*2), Z21
+	VPSLLD        $0x10, Z21, Z19
+	VPANDD        Z1, Z21, Z21
+	VMULPS        Z19, Z2, Z22
+	VFMADD231PS   Z9, Z16, Z22
+	VFMADD231PS   Z15, Z20, Z20
+	VPXORD        Z7, Z7, Z7
+	VANDPS        pattern80000000<>+0(SB), Z22, Z23
+	VXORPS        Z12, Z23, Z23
+	VCMPPS        $0x00, Z7, Z22, K1
+	VCMPPS        $0x03, Z22, Z22, K2
+	VMOVDQA32     Z7, K1, Z23
+	VMOVDQA32     Z22, K2, Z23
+	VADDPS        Z23, Z20, Z20
+	VMULPS        Z21, Z2, Z22
+	VFMADD231PS   Z9, Z17, Z22
+	VFMADD231PS   Z15, Z18, Z18
+	VPXORD        Z8, Z8, Z8
+	VANDPS        pattern80000000<>+0(SB), Z22, Z23
+	VXORPS        Z12, Z23, Z23
+	VCMPPS        $0x00, Z8, Z22, K1
+	VCMPPS        $0x03, Z22, Z22, K2
+	VMOVDQA32     Z8, K1, Z23
+	VMOVDQA32     Z22, K2, Z23
+	VADDPS        Z23, Z18, Z18
+	VMULPS        Z19, Z10, Z19
+	VFMADD231PS   Z11, Z16, Z19
+	VMULPS        Z21, Z10, Z16
+	VFMADD231PS   Z11, Z17, Z16
+	VPADDD        Z0, Z19, Z17
+	VPADDD        Z0, Z16, Z16
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z16, Z1, Z17
+	VMOVDQU32     Z17, (DI)(CX*2)
+	VPADDQ        Z17, Z6, Z6
+	VPADDD        Z0, Z20, Z16
+	VPADDD        Z0, Z18, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VPSLLD        $0x10, Z18, Z17
+	VPTERNLOGD    $0xf4, Z1, Z20, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2365
+	VPSUBW        (BX)(CX*2), Y16, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z16, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1945:
+noted2365:
+	VMOVDQU32 Z16, (BX)(CX*2)
+	VMOVDQU32 Z17, (SI)(CX*2)
+	VPADDQ    Z17, Z4, Z4
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2363:
 	CMPQ CX, R9
-	JB   next1944
+	JB   next2362
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1944
-	JMP  done1943
+	JB   next2362
+	JMP  done2361
 
-fp161941:
+fp162359:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1948
+	JMP  check2367
 
-next1947:
+next2366:
 	TESTQ     AX, AX
-	JEQ       kept1949
+	JEQ       kept2368
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z7
@@ -3335,96 +4382,147 @@ next1947:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1949:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z3, Z3
-	VPADDQ      (DI)(CX*2), Z5, Z5
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z7
-	VCVTPH2PS   32(DX)(CX*2), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z17, Z7, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z17, Z7, Z19
-	VMOVDQU32   (SI)(CX*2), Z7
-	VPSRAW      $0x0f, Z7, Z17
-	VPADDW      (BX)(CX*2), Z17, Z17
-	VPSLLD      $0x10, Z17, Z20
-	VPTERNLOGD  $0xf4, Z1, Z7, Z20
-	VPSRLD      $0x10, Z7, Z7
-	VPTERNLOGD  $0xf8, Z17, Z1, Z7
-	VMULPS      Z13, Z18, Z18
-	VFMADD231PS Z14, Z20, Z18
-	VMULPS      Z13, Z19, Z19
-	VFMADD231PS Z14, Z7, Z19
-	VMOVDQU32   (DI)(CX*2), Z21
-	VPSLLD      $0x10, Z21, Z17
-	VPANDD      Z1, Z21, Z21
-	VMULPS      Z17, Z2, Z22
-	VFMADD231PS Z9, Z18, Z22
-	VFMADD231PS Z15, Z20, Z20
-	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z8, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z8, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z20, Z20
-	VMULPS      Z21, Z2, Z22
-	VFMADD231PS Z9, Z19, Z22
-	VFMADD231PS Z15, Z7, Z7
-	VPXORD      Z16, Z16, Z16
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z16, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z16, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z7, Z7
-	VMULPS      Z17, Z10, Z17
-	VFMADD231PS Z11, Z18, Z17
-	VMULPS      Z21, Z10, Z18
-	VFMADD231PS Z11, Z19, Z18
-	VPADDD      Z0, Z17, Z17
-	VPADDD      Z0, Z18, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VMOVDQU32   Z17, (DI)(CX*2)
-	VPADDQ      Z17, Z6, Z6
-	VPADDD      Z0, Z20, Z17
-	VPADDD      Z0, Z7, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VPSLLD      $0x10, Z7, Z7
-	VPTERNLOGD  $0xf4, Z1, Z20, Z7
-	VMOVDQU32   Z17, (BX)(CX*2)
-	VMOVDQU32   Z7, (SI)(CX*2)
-	VPADDQ      Z7, Z4, Z4
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2368:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z3, Z3
+	VPADDQ        (DI)(CX*2), Z5, Z5
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z7
+	VCVTPH2PS     32(DX)(CX*2), Z17
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
+	VPERMI2PS     Z17, Z7, Z18
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
+	VPERMI2PS     Z17, Z7, Z19
+	VMOVDQU32     (SI)(CX*2), Z7
+	VPSRAW        $0x0f, Z7, Z17
+	VPADDW        (BX)(CX*2), Z17, Z17
+	VPSLLD        $0x10, Z17, Z20
+	VPTERNLOGD    $0xf4, Z1, Z7, Z20
+	VPSRLD        $0x10, Z7, Z7
+	VPTERNLOGD    $0xf8, Z17, Z1, Z7
+	VMULPS        Z13, Z18, Z18
+	VFMADD231PS   Z14, Z20, Z18
+	VMULPS        Z13, Z19, Z19
+	VFMADD231PS   Z14, Z7, Z19
+	VMOVDQU32     (DI)(CX*2), Z21
+	VPSLLD        $0x10, Z21, Z17
+	VPANDD        Z1, Z21, Z21
+	VMULPS        Z17, Z2, Z22
+	VFMADD231PS   Z9, Z18, Z22
+	VFMADD231PS   Z15, Z20, Z20
+	VPXORD        Z8, Z8, Z8
+	VANDPS        pattern80000000<>+0(SB), Z22, Z23
+	VXORPS        Z12, Z23, Z23
+	VCMPPS        $0x00, Z8, Z22, K1
+	VCMPPS        $0x03, Z22, Z22, K2
+	VMOVDQA32     Z8, K1, Z23
+	VMOVDQA32     Z22, K2, Z23
+	VADDPS        Z23, Z20, Z20
+	VMULPS        Z21, Z2, Z22
+	VFMADD231PS   Z9, Z19, Z22
+	VFMADD231PS   Z15, Z7, Z7
+	VPXORD        Z16, Z16, Z16
+	VANDPS        pattern80000000<>+0(SB), Z22, Z23
+	VXORPS        Z12, Z23, Z23
+	VCMPPS        $0x00, Z16, Z22, K1
+	VCMPPS        $0x03, Z22, Z22, K2
+	VMOVDQA32     Z16, K1, Z23
+	VMOVDQA32     Z22, K2, Z23
+	VADDPS        Z23, Z7, Z7
+	VMULPS        Z17, Z10, Z17
+	VFMADD231PS   Z11, Z18, Z17
+	VMULPS        Z21, Z10, Z18
+	VFMADD231PS   Z11, Z19, Z18
+	VPADDD        Z0, Z17, Z17
+	VPADDD        Z0, Z18, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	VMOVDQU32     Z17, (DI)(CX*2)
+	VPADDQ        Z17, Z6, Z6
+	VPADDD        Z0, Z20, Z17
+	VPADDD        Z0, Z7, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	VPSLLD        $0x10, Z7, Z7
+	VPTERNLOGD    $0xf4, Z1, Z20, Z7
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2369
+	VPSUBW        (BX)(CX*2), Y17, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1948:
+noted2369:
+	VMOVDQU32 Z17, (BX)(CX*2)
+	VMOVDQU32 Z7, (SI)(CX*2)
+	VPADDQ    Z7, Z4, Z4
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2367:
 	CMPQ CX, R9
-	JB   next1947
+	JB   next2366
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1947
-	JMP  done1943
+	JB   next2366
+	JMP  done2361
 
-fp321942:
+fp322360:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1951
+	JMP  check2371
 
-next1950:
+next2370:
 	TESTQ     AX, AX
-	JEQ       kept1952
+	JEQ       kept2372
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z7
@@ -3436,108 +4534,159 @@ next1950:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1952:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z3, Z3
-	VPADDQ      (DI)(CX*2), Z5, Z5
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z7
-	VMOVUPS     64(DX)(CX*4), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z17, Z7, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z17, Z7, Z19
-	VMOVDQU32   (SI)(CX*2), Z7
-	VPSRAW      $0x0f, Z7, Z17
-	VPADDW      (BX)(CX*2), Z17, Z17
-	VPSLLD      $0x10, Z17, Z20
-	VPTERNLOGD  $0xf4, Z1, Z7, Z20
-	VPSRLD      $0x10, Z7, Z7
-	VPTERNLOGD  $0xf8, Z17, Z1, Z7
-	VMULPS      Z13, Z18, Z18
-	VFMADD231PS Z14, Z20, Z18
-	VMULPS      Z13, Z19, Z19
-	VFMADD231PS Z14, Z7, Z19
-	VMOVDQU32   (DI)(CX*2), Z21
-	VPSLLD      $0x10, Z21, Z17
-	VPANDD      Z1, Z21, Z21
-	VMULPS      Z17, Z2, Z22
-	VFMADD231PS Z9, Z18, Z22
-	VFMADD231PS Z15, Z20, Z20
-	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z8, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z8, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z20, Z20
-	VMULPS      Z21, Z2, Z22
-	VFMADD231PS Z9, Z19, Z22
-	VFMADD231PS Z15, Z7, Z7
-	VPXORD      Z16, Z16, Z16
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z16, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z16, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z7, Z7
-	VMULPS      Z17, Z10, Z17
-	VFMADD231PS Z11, Z18, Z17
-	VMULPS      Z21, Z10, Z18
-	VFMADD231PS Z11, Z19, Z18
-	VPADDD      Z0, Z17, Z17
-	VPADDD      Z0, Z18, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VMOVDQU32   Z17, (DI)(CX*2)
-	VPADDQ      Z17, Z6, Z6
-	VPADDD      Z0, Z20, Z17
-	VPADDD      Z0, Z7, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VPSLLD      $0x10, Z7, Z7
-	VPTERNLOGD  $0xf4, Z1, Z20, Z7
-	VMOVDQU32   Z17, (BX)(CX*2)
-	VMOVDQU32   Z7, (SI)(CX*2)
-	VPADDQ      Z7, Z4, Z4
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2372:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z3, Z3
+	VPADDQ        (DI)(CX*2), Z5, Z5
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z7
+	VMOVUPS       64(DX)(CX*4), Z17
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
+	VPERMI2PS     Z17, Z7, Z18
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
+	VPERMI2PS     Z17, Z7, Z19
+	VMOVDQU32     (SI)(CX*2), Z7
+	VPSRAW        $0x0f, Z7, Z17
+	VPADDW        (BX)(CX*2), Z17, Z17
+	VPSLLD        $0x10, Z17, Z20
+	VPTERNLOGD    $0xf4, Z1, Z7, Z20
+	VPSRLD        $0x10, Z7, Z7
+	VPTERNLOGD    $0xf8, Z17, Z1, Z7
+	VMULPS        Z13, Z18, Z18
+	VFMADD231PS   Z14, Z20, Z18
+	VMULPS        Z13, Z19, Z19
+	VFMADD231PS   Z14, Z7, Z19
+	VMOVDQU32     (DI)(CX*2), Z21
+	VPSLLD        $0x10, Z21, Z17
+	VPANDD        Z1, Z21, Z21
+	VMULPS        Z17, Z2, Z22
+	VFMADD231PS   Z9, Z18, Z22
+	VFMADD231PS   Z15, Z20, Z20
+	VPXORD        Z8, Z8, Z8
+	VANDPS        pattern80000000<>+0(SB), Z22, Z23
+	VXORPS        Z12, Z23, Z23
+	VCMPPS        $0x00, Z8, Z22, K1
+	VCMPPS        $0x03, Z22, Z22, K2
+	VMOVDQA32     Z8, K1, Z23
+	VMOVDQA32     Z22, K2, Z23
+	VADDPS        Z23, Z20, Z20
+	VMULPS        Z21, Z2, Z22
+	VFMADD231PS   Z9, Z19, Z22
+	VFMADD231PS   Z15, Z7, Z7
+	VPXORD        Z16, Z16, Z16
+	VANDPS        pattern80000000<>+0(SB), Z22, Z23
+	VXORPS        Z12, Z23, Z23
+	VCMPPS        $0x00, Z16, Z22, K1
+	VCMPPS        $0x03, Z22, Z22, K2
+	VMOVDQA32     Z16, K1, Z23
+	VMOVDQA32     Z22, K2, Z23
+	VADDPS        Z23, Z7, Z7
+	VMULPS        Z17, Z10, Z17
+	VFMADD231PS   Z11, Z18, Z17
+	VMULPS        Z21, Z10, Z18
+	VFMADD231PS   Z11, Z19, Z18
+	VPADDD        Z0, Z17, Z17
+	VPADDD        Z0, Z18, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	VMOVDQU32     Z17, (DI)(CX*2)
+	VPADDQ        Z17, Z6, Z6
+	VPADDD        Z0, Z20, Z17
+	VPADDD        Z0, Z7, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	VPSLLD        $0x10, Z7, Z7
+	VPTERNLOGD    $0xf4, Z1, Z20, Z7
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2373
+	VPSUBW        (BX)(CX*2), Y17, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1951:
+noted2373:
+	VMOVDQU32 Z17, (BX)(CX*2)
+	VMOVDQU32 Z7, (SI)(CX*2)
+	VPADDQ    Z7, Z4, Z4
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2371:
 	CMPQ CX, R9
-	JB   next1950
+	JB   next2370
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1950
+	JB   next2370
 
-done1943:
+done2361:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z3, 128(AX)
 	VMOVDQU32 Z4, 192(AX)
 	VMOVDQU32 Z5, 256(AX)
 	VMOVDQU32 Z6, 320(AX)
-	JMP       updated1939
+	JMP       updated2357
 
-plain1938:
+plain2356:
 	CMPQ CX, $0x01
-	JE   fp161954
-	JA   fp321955
+	JE   fp162375
+	JA   fp322376
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1958
+	JMP  check2379
 
-next1957:
+next2378:
 	TESTQ     AX, AX
-	JEQ       kept1959
+	JEQ       kept2380
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -3549,89 +4698,140 @@ next1957:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1959:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z6
-	VPSLLD      $0x10, Z6, Z3
-	VPANDD      Z1, Z6, Z6
-	VMOVDQU32   (SI)(CX*2), Z7
-	VPSRAW      $0x0f, Z7, Z8
-	VPADDW      (BX)(CX*2), Z8, Z8
-	VPSLLD      $0x10, Z8, Z16
-	VPTERNLOGD  $0xf4, Z1, Z7, Z16
-	VPSRLD      $0x10, Z7, Z7
-	VPTERNLOGD  $0xf8, Z8, Z1, Z7
-	VMULPS      Z13, Z3, Z3
-	VFMADD231PS Z14, Z16, Z3
-	VMULPS      Z13, Z6, Z6
-	VFMADD231PS Z14, Z7, Z6
-	VMOVDQU32   (DI)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z8
-	VPANDD      Z1, Z17, Z17
-	VMULPS      Z8, Z2, Z18
-	VFMADD231PS Z9, Z3, Z18
-	VFMADD231PS Z15, Z16, Z16
-	VPXORD      Z4, Z4, Z4
-	VANDPS      pattern80000000<>+0(SB), Z18, Z19
-	VXORPS      Z12, Z19, Z19
-	VCMPPS      $0x00, Z4, Z18, K1
-	VCMPPS      $0x03, Z18, Z18, K2
-	VMOVDQA32   Z4, K1, Z19
-	VMOVDQA32   Z18, K2, Z19
-	VADDPS      Z19, Z16, Z16
-	VMULPS      Z17, Z2, Z18
-	VFMADD231PS Z9, Z6, Z18
-	VFMADD231PS Z15, Z7, Z7
-	VPXORD      Z5, Z5, Z5
-	VANDPS      pattern80000000<>+0(SB), Z18, Z19
-	VXORPS      Z12, Z19, Z19
-	VCMPPS      $0x00, Z5, Z18, K1
-	VCMPPS      $0x03, Z18, Z18, K2
-	VMOVDQA32   Z5, K1, Z19
-	VMOVDQA32   Z18, K2, Z19
-	VADDPS      Z19, Z7, Z7
-	VMULPS      Z8, Z10, Z8
-	VFMADD231PS Z11, Z3, Z8
-	VMULPS      Z17, Z10, Z3
-	VFMADD231PS Z11, Z6, Z3
-	VPADDD      Z0, Z8, Z6
-	VPADDD      Z0, Z3, Z3
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z3, Z1, Z6
-	VMOVDQU32   Z6, (DI)(CX*2)
-	VPADDD      Z0, Z16, Z3
-	VPADDD      Z0, Z7, Z6
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z6, Z1, Z3
-	VPSLLD      $0x10, Z7, Z6
-	VPTERNLOGD  $0xf4, Z1, Z16, Z6
-	VMOVDQU32   Z3, (BX)(CX*2)
-	VMOVDQU32   Z6, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2380:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z6
+	VPSLLD        $0x10, Z6, Z3
+	VPANDD        Z1, Z6, Z6
+	VMOVDQU32     (SI)(CX*2), Z7
+	VPSRAW        $0x0f, Z7, Z8
+	VPADDW        (BX)(CX*2), Z8, Z8
+	VPSLLD        $0x10, Z8, Z16
+	VPTERNLOGD    $0xf4, Z1, Z7, Z16
+	VPSRLD        $0x10, Z7, Z7
+	VPTERNLOGD    $0xf8, Z8, Z1, Z7
+	VMULPS        Z13, Z3, Z3
+	VFMADD231PS   Z14, Z16, Z3
+	VMULPS        Z13, Z6, Z6
+	VFMADD231PS   Z14, Z7, Z6
+	VMOVDQU32     (DI)(CX*2), Z17
+	VPSLLD        $0x10, Z17, Z8
+	VPANDD        Z1, Z17, Z17
+	VMULPS        Z8, Z2, Z18
+	VFMADD231PS   Z9, Z3, Z18
+	VFMADD231PS   Z15, Z16, Z16
+	VPXORD        Z4, Z4, Z4
+	VANDPS        pattern80000000<>+0(SB), Z18, Z19
+	VXORPS        Z12, Z19, Z19
+	VCMPPS        $0x00, Z4, Z18, K1
+	VCMPPS        $0x03, Z18, Z18, K2
+	VMOVDQA32     Z4, K1, Z19
+	VMOVDQA32     Z18, K2, Z19
+	VADDPS        Z19, Z16, Z16
+	VMULPS        Z17, Z2, Z18
+	VFMADD231PS   Z9, Z6, Z18
+	VFMADD231PS   Z15, Z7, Z7
+	VPXORD        Z5, Z5, Z5
+	VANDPS        pattern80000000<>+0(SB), Z18, Z19
+	VXORPS        Z12, Z19, Z19
+	VCMPPS        $0x00, Z5, Z18, K1
+	VCMPPS        $0x03, Z18, Z18, K2
+	VMOVDQA32     Z5, K1, Z19
+	VMOVDQA32     Z18, K2, Z19
+	VADDPS        Z19, Z7, Z7
+	VMULPS        Z8, Z10, Z8
+	VFMADD231PS   Z11, Z3, Z8
+	VMULPS        Z17, Z10, Z3
+	VFMADD231PS   Z11, Z6, Z3
+	VPADDD        Z0, Z8, Z6
+	VPADDD        Z0, Z3, Z3
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z3, Z1, Z6
+	VMOVDQU32     Z6, (DI)(CX*2)
+	VPADDD        Z0, Z16, Z3
+	VPADDD        Z0, Z7, Z6
+	VPSRLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf8, Z6, Z1, Z3
+	VPSLLD        $0x10, Z7, Z6
+	VPTERNLOGD    $0xf4, Z1, Z16, Z6
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2381
+	VPSUBW        (BX)(CX*2), Y3, Y7
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z3, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1958:
+noted2381:
+	VMOVDQU32 Z3, (BX)(CX*2)
+	VMOVDQU32 Z6, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2379:
 	CMPQ CX, R9
-	JB   next1957
+	JB   next2378
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1957
-	JMP  done1956
+	JB   next2378
+	JMP  done2377
 
-fp161954:
+fp162375:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1961
+	JMP  check2383
 
-next1960:
+next2382:
 	TESTQ     AX, AX
-	JEQ       kept1962
+	JEQ       kept2384
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -3643,92 +4843,143 @@ next1960:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1962:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z3
-	VCVTPH2PS   32(DX)(CX*2), Z6
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z7
-	VPERMI2PS   Z6, Z3, Z7
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z8
-	VPERMI2PS   Z6, Z3, Z8
-	VMOVDQU32   (SI)(CX*2), Z3
-	VPSRAW      $0x0f, Z3, Z6
-	VPADDW      (BX)(CX*2), Z6, Z6
-	VPSLLD      $0x10, Z6, Z16
-	VPTERNLOGD  $0xf4, Z1, Z3, Z16
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z6, Z1, Z3
-	VMULPS      Z13, Z7, Z7
-	VFMADD231PS Z14, Z16, Z7
-	VMULPS      Z13, Z8, Z8
-	VFMADD231PS Z14, Z3, Z8
-	VMOVDQU32   (DI)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z6
-	VPANDD      Z1, Z17, Z17
-	VMULPS      Z6, Z2, Z18
-	VFMADD231PS Z9, Z7, Z18
-	VFMADD231PS Z15, Z16, Z16
-	VPXORD      Z4, Z4, Z4
-	VANDPS      pattern80000000<>+0(SB), Z18, Z19
-	VXORPS      Z12, Z19, Z19
-	VCMPPS      $0x00, Z4, Z18, K1
-	VCMPPS      $0x03, Z18, Z18, K2
-	VMOVDQA32   Z4, K1, Z19
-	VMOVDQA32   Z18, K2, Z19
-	VADDPS      Z19, Z16, Z16
-	VMULPS      Z17, Z2, Z18
-	VFMADD231PS Z9, Z8, Z18
-	VFMADD231PS Z15, Z3, Z3
-	VPXORD      Z5, Z5, Z5
-	VANDPS      pattern80000000<>+0(SB), Z18, Z19
-	VXORPS      Z12, Z19, Z19
-	VCMPPS      $0x00, Z5, Z18, K1
-	VCMPPS      $0x03, Z18, Z18, K2
-	VMOVDQA32   Z5, K1, Z19
-	VMOVDQA32   Z18, K2, Z19
-	VADDPS      Z19, Z3, Z3
-	VMULPS      Z6, Z10, Z6
-	VFMADD231PS Z11, Z7, Z6
-	VMULPS      Z17, Z10, Z7
-	VFMADD231PS Z11, Z8, Z7
-	VPADDD      Z0, Z6, Z6
-	VPADDD      Z0, Z7, Z7
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z7, Z1, Z6
-	VMOVDQU32   Z6, (DI)(CX*2)
-	VPADDD      Z0, Z16, Z6
-	VPADDD      Z0, Z3, Z7
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z7, Z1, Z6
-	VPSLLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf4, Z1, Z16, Z3
-	VMOVDQU32   Z6, (BX)(CX*2)
-	VMOVDQU32   Z3, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2384:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z3
+	VCVTPH2PS     32(DX)(CX*2), Z6
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z7
+	VPERMI2PS     Z6, Z3, Z7
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z8
+	VPERMI2PS     Z6, Z3, Z8
+	VMOVDQU32     (SI)(CX*2), Z3
+	VPSRAW        $0x0f, Z3, Z6
+	VPADDW        (BX)(CX*2), Z6, Z6
+	VPSLLD        $0x10, Z6, Z16
+	VPTERNLOGD    $0xf4, Z1, Z3, Z16
+	VPSRLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf8, Z6, Z1, Z3
+	VMULPS        Z13, Z7, Z7
+	VFMADD231PS   Z14, Z16, Z7
+	VMULPS        Z13, Z8, Z8
+	VFMADD231PS   Z14, Z3, Z8
+	VMOVDQU32     (DI)(CX*2), Z17
+	VPSLLD        $0x10, Z17, Z6
+	VPANDD        Z1, Z17, Z17
+	VMULPS        Z6, Z2, Z18
+	VFMADD231PS   Z9, Z7, Z18
+	VFMADD231PS   Z15, Z16, Z16
+	VPXORD        Z4, Z4, Z4
+	VANDPS        pattern80000000<>+0(SB), Z18, Z19
+	VXORPS        Z12, Z19, Z19
+	VCMPPS        $0x00, Z4, Z18, K1
+	VCMPPS        $0x03, Z18, Z18, K2
+	VMOVDQA32     Z4, K1, Z19
+	VMOVDQA32     Z18, K2, Z19
+	VADDPS        Z19, Z16, Z16
+	VMULPS        Z17, Z2, Z18
+	VFMADD231PS   Z9, Z8, Z18
+	VFMADD231PS   Z15, Z3, Z3
+	VPXORD        Z5, Z5, Z5
+	VANDPS        pattern80000000<>+0(SB), Z18, Z19
+	VXORPS        Z12, Z19, Z19
+	VCMPPS        $0x00, Z5, Z18, K1
+	VCMPPS        $0x03, Z18, Z18, K2
+	VMOVDQA32     Z5, K1, Z19
+	VMOVDQA32     Z18, K2, Z19
+	VADDPS        Z19, Z3, Z3
+	VMULPS        Z6, Z10, Z6
+	VFMADD231PS   Z11, Z7, Z6
+	VMULPS        Z17, Z10, Z7
+	VFMADD231PS   Z11, Z8, Z7
+	VPADDD        Z0, Z6, Z6
+	VPADDD        Z0, Z7, Z7
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z7, Z1, Z6
+	VMOVDQU32     Z6, (DI)(CX*2)
+	VPADDD        Z0, Z16, Z6
+	VPADDD        Z0, Z3, Z7
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z7, Z1, Z6
+	VPSLLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf4, Z1, Z16, Z3
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2385
+	VPSUBW        (BX)(CX*2), Y6, Y7
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z6, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1961:
+noted2385:
+	VMOVDQU32 Z6, (BX)(CX*2)
+	VMOVDQU32 Z3, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2383:
 	CMPQ CX, R9
-	JB   next1960
+	JB   next2382
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1960
-	JMP  done1956
+	JB   next2382
+	JMP  done2377
 
-fp321955:
+fp322376:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1964
+	JMP  check2387
 
-next1963:
+next2386:
 	TESTQ     AX, AX
-	JEQ       kept1965
+	JEQ       kept2388
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -3740,90 +4991,141 @@ next1963:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1965:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z3
-	VMOVUPS     64(DX)(CX*4), Z6
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z7
-	VPERMI2PS   Z6, Z3, Z7
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z8
-	VPERMI2PS   Z6, Z3, Z8
-	VMOVDQU32   (SI)(CX*2), Z3
-	VPSRAW      $0x0f, Z3, Z6
-	VPADDW      (BX)(CX*2), Z6, Z6
-	VPSLLD      $0x10, Z6, Z16
-	VPTERNLOGD  $0xf4, Z1, Z3, Z16
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z6, Z1, Z3
-	VMULPS      Z13, Z7, Z7
-	VFMADD231PS Z14, Z16, Z7
-	VMULPS      Z13, Z8, Z8
-	VFMADD231PS Z14, Z3, Z8
-	VMOVDQU32   (DI)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z6
-	VPANDD      Z1, Z17, Z17
-	VMULPS      Z6, Z2, Z18
-	VFMADD231PS Z9, Z7, Z18
-	VFMADD231PS Z15, Z16, Z16
-	VPXORD      Z4, Z4, Z4
-	VANDPS      pattern80000000<>+0(SB), Z18, Z19
-	VXORPS      Z12, Z19, Z19
-	VCMPPS      $0x00, Z4, Z18, K1
-	VCMPPS      $0x03, Z18, Z18, K2
-	VMOVDQA32   Z4, K1, Z19
-	VMOVDQA32   Z18, K2, Z19
-	VADDPS      Z19, Z16, Z16
-	VMULPS      Z17, Z2, Z18
-	VFMADD231PS Z9, Z8, Z18
-	VFMADD231PS Z15, Z3, Z3
-	VPXORD      Z5, Z5, Z5
-	VANDPS      pattern80000000<>+0(SB), Z18, Z19
-	VXORPS      Z12, Z19, Z19
-	VCMPPS      $0x00, Z5, Z18, K1
-	VCMPPS      $0x03, Z18, Z18, K2
-	VMOVDQA32   Z5, K1, Z19
-	VMOVDQA32   Z18, K2, Z19
-	VADDPS      Z19, Z3, Z3
-	VMULPS      Z6, Z10, Z6
-	VFMADD231PS Z11, Z7, Z6
-	VMULPS      Z17, Z10, Z7
-	VFMADD231PS Z11, Z8, Z7
-	VPADDD      Z0, Z6, Z6
-	VPADDD      Z0, Z7, Z7
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z7, Z1, Z6
-	VMOVDQU32   Z6, (DI)(CX*2)
-	VPADDD      Z0, Z16, Z6
-	VPADDD      Z0, Z3, Z7
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z7, Z1, Z6
-	VPSLLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf4, Z1, Z16, Z3
-	VMOVDQU32   Z6, (BX)(CX*2)
-	VMOVDQU32   Z3, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2388:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z3
+	VMOVUPS       64(DX)(CX*4), Z6
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z7
+	VPERMI2PS     Z6, Z3, Z7
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z8
+	VPERMI2PS     Z6, Z3, Z8
+	VMOVDQU32     (SI)(CX*2), Z3
+	VPSRAW        $0x0f, Z3, Z6
+	VPADDW        (BX)(CX*2), Z6, Z6
+	VPSLLD        $0x10, Z6, Z16
+	VPTERNLOGD    $0xf4, Z1, Z3, Z16
+	VPSRLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf8, Z6, Z1, Z3
+	VMULPS        Z13, Z7, Z7
+	VFMADD231PS   Z14, Z16, Z7
+	VMULPS        Z13, Z8, Z8
+	VFMADD231PS   Z14, Z3, Z8
+	VMOVDQU32     (DI)(CX*2), Z17
+	VPSLLD        $0x10, Z17, Z6
+	VPANDD        Z1, Z17, Z17
+	VMULPS        Z6, Z2, Z18
+	VFMADD231PS   Z9, Z7, Z18
+	VFMADD231PS   Z15, Z16, Z16
+	VPXORD        Z4, Z4, Z4
+	VANDPS        pattern80000000<>+0(SB), Z18, Z19
+	VXORPS        Z12, Z19, Z19
+	VCMPPS        $0x00, Z4, Z18, K1
+	VCMPPS        $0x03, Z18, Z18, K2
+	VMOVDQA32     Z4, K1, Z19
+	VMOVDQA32     Z18, K2, Z19
+	VADDPS        Z19, Z16, Z16
+	VMULPS        Z17, Z2, Z18
+	VFMADD231PS   Z9, Z8, Z18
+	VFMADD231PS   Z15, Z3, Z3
+	VPXORD        Z5, Z5, Z5
+	VANDPS        pattern80000000<>+0(SB), Z18, Z19
+	VXORPS        Z12, Z19, Z19
+	VCMPPS        $0x00, Z5, Z18, K1
+	VCMPPS        $0x03, Z18, Z18, K2
+	VMOVDQA32     Z5, K1, Z19
+	VMOVDQA32     Z18, K2, Z19
+	VADDPS        Z19, Z3, Z3
+	VMULPS        Z6, Z10, Z6
+	VFMADD231PS   Z11, Z7, Z6
+	VMULPS        Z17, Z10, Z7
+	VFMADD231PS   Z11, Z8, Z7
+	VPADDD        Z0, Z6, Z6
+	VPADDD        Z0, Z7, Z7
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z7, Z1, Z6
+	VMOVDQU32     Z6, (DI)(CX*2)
+	VPADDD        Z0, Z16, Z6
+	VPADDD        Z0, Z3, Z7
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z7, Z1, Z6
+	VPSLLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf4, Z1, Z16, Z3
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2389
+	VPSUBW        (BX)(CX*2), Y6, Y7
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z6, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1964:
+noted2389:
+	VMOVDQU32 Z6, (BX)(CX*2)
+	VMOVDQU32 Z3, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2387:
 	CMPQ CX, R9
-	JB   next1963
+	JB   next2386
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1963
+	JB   next2386
 
-done1956:
-updated1939:
+done2377:
+updated2357:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adagradSplitBF16AVX512(a *Arguments)
-// Requires: AVX, AVX512BW, AVX512F, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -3864,23 +5166,23 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain1966
+	JEQ          plain2390
 	VPXORQ       Z9, Z9, Z9
 	VPXORQ       Z10, Z10, Z10
 	VPXORQ       Z11, Z11, Z11
 	VPXORQ       Z12, Z12, Z12
 	CMPQ         CX, $0x01
-	JE           fp161969
-	JA           fp321970
+	JE           fp162393
+	JA           fp322394
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check1973
+	JMP          check2397
 
-next1972:
+next2396:
 	TESTQ     AX, AX
-	JEQ       kept1974
+	JEQ       kept2398
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z13
@@ -3892,83 +5194,134 @@ next1972:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1974:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z9, Z9
-	VPADDQ      (DI)(CX*2), Z11, Z11
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z13
-	VPANDD      Z1, Z14, Z14
-	VMOVDQU32   (SI)(CX*2), Z15
-	VPSRAW      $0x0f, Z15, Z16
-	VPADDW      (BX)(CX*2), Z16, Z16
-	VPSLLD      $0x10, Z16, Z17
-	VPTERNLOGD  $0xf4, Z1, Z15, Z17
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VMULPS      Z7, Z13, Z13
-	VFMADD231PS Z8, Z17, Z13
-	VMULPS      Z7, Z14, Z14
-	VFMADD231PS Z8, Z15, Z14
-	VMOVDQU32   (DI)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z16
-	VPANDD      Z1, Z18, Z18
-	VFMADD231PS Z13, Z13, Z16
-	VFMADD231PS Z14, Z14, Z18
-	VPMULLD     Z4, Z4, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z2, Z4, Z20
-	VPMULLD     Z20, Z20, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z16, Z19, Z19
-	VPADDD      Z18, Z20, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z1, Z19
-	VMOVDQU32   Z19, (DI)(CX*2)
-	VPADDQ      Z19, Z12, Z12
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z16, Z16
-	VADDPS      Z5, Z16, Z16
-	VDIVPS      Z16, Z13, Z13
-	VFMADD231PS Z6, Z13, Z17
-	VSQRTPS     Z18, Z18
-	VADDPS      Z5, Z18, Z18
-	VDIVPS      Z18, Z14, Z14
-	VFMADD231PS Z6, Z14, Z15
-	VPADDD      Z0, Z17, Z13
-	VPADDD      Z0, Z15, Z14
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z14, Z1, Z13
-	VPSLLD      $0x10, Z15, Z14
-	VPTERNLOGD  $0xf4, Z1, Z17, Z14
-	VMOVDQU32   Z13, (BX)(CX*2)
-	VMOVDQU32   Z14, (SI)(CX*2)
-	VPADDQ      Z14, Z10, Z10
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2398:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z9, Z9
+	VPADDQ        (DI)(CX*2), Z11, Z11
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z14
+	VPSLLD        $0x10, Z14, Z13
+	VPANDD        Z1, Z14, Z14
+	VMOVDQU32     (SI)(CX*2), Z15
+	VPSRAW        $0x0f, Z15, Z16
+	VPADDW        (BX)(CX*2), Z16, Z16
+	VPSLLD        $0x10, Z16, Z17
+	VPTERNLOGD    $0xf4, Z1, Z15, Z17
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VMULPS        Z7, Z13, Z13
+	VFMADD231PS   Z8, Z17, Z13
+	VMULPS        Z7, Z14, Z14
+	VFMADD231PS   Z8, Z15, Z14
+	VMOVDQU32     (DI)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z16
+	VPANDD        Z1, Z18, Z18
+	VFMADD231PS   Z13, Z13, Z16
+	VFMADD231PS   Z14, Z14, Z18
+	VPMULLD       Z4, Z4, Z19
+	VPSRLD        $0x10, Z19, Z19
+	VPADDD        Z2, Z4, Z20
+	VPMULLD       Z20, Z20, Z20
+	VPSRLD        $0x10, Z20, Z20
+	VPADDD        Z16, Z19, Z19
+	VPADDD        Z18, Z20, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z1, Z19
+	VMOVDQU32     Z19, (DI)(CX*2)
+	VPADDQ        Z19, Z12, Z12
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z16, Z16
+	VADDPS        Z5, Z16, Z16
+	VDIVPS        Z16, Z13, Z13
+	VFMADD231PS   Z6, Z13, Z17
+	VSQRTPS       Z18, Z18
+	VADDPS        Z5, Z18, Z18
+	VDIVPS        Z18, Z14, Z14
+	VFMADD231PS   Z6, Z14, Z15
+	VPADDD        Z0, Z17, Z13
+	VPADDD        Z0, Z15, Z14
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z14, Z1, Z13
+	VPSLLD        $0x10, Z15, Z14
+	VPTERNLOGD    $0xf4, Z1, Z17, Z14
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2399
+	VPSUBW        (BX)(CX*2), Y13, Y15
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z13, Y15
+	VPSUBW        32(BX)(CX*2), Y15, Y15
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1973:
+noted2399:
+	VMOVDQU32 Z13, (BX)(CX*2)
+	VMOVDQU32 Z14, (SI)(CX*2)
+	VPADDQ    Z14, Z10, Z10
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2397:
 	CMPQ CX, R9
-	JB   next1972
+	JB   next2396
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1972
-	JMP  done1971
+	JB   next2396
+	JMP  done2395
 
-fp161969:
+fp162393:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1976
+	JMP  check2401
 
-next1975:
+next2400:
 	TESTQ     AX, AX
-	JEQ       kept1977
+	JEQ       kept2402
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z13
@@ -3980,86 +5333,137 @@ next1975:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1977:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z9, Z9
-	VPADDQ      (DI)(CX*2), Z11, Z11
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z13
-	VCVTPH2PS   32(DX)(CX*2), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z14, Z13, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z14, Z13, Z16
-	VMOVDQU32   (SI)(CX*2), Z13
-	VPSRAW      $0x0f, Z13, Z14
-	VPADDW      (BX)(CX*2), Z14, Z14
-	VPSLLD      $0x10, Z14, Z17
-	VPTERNLOGD  $0xf4, Z1, Z13, Z17
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z14, Z1, Z13
-	VMULPS      Z7, Z15, Z15
-	VFMADD231PS Z8, Z17, Z15
-	VMULPS      Z7, Z16, Z16
-	VFMADD231PS Z8, Z13, Z16
-	VMOVDQU32   (DI)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z14
-	VPANDD      Z1, Z18, Z18
-	VFMADD231PS Z15, Z15, Z14
-	VFMADD231PS Z16, Z16, Z18
-	VPMULLD     Z4, Z4, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z2, Z4, Z20
-	VPMULLD     Z20, Z20, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z14, Z19, Z19
-	VPADDD      Z18, Z20, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z1, Z19
-	VMOVDQU32   Z19, (DI)(CX*2)
-	VPADDQ      Z19, Z12, Z12
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z14, Z14
-	VADDPS      Z5, Z14, Z14
-	VDIVPS      Z14, Z15, Z15
-	VFMADD231PS Z6, Z15, Z17
-	VSQRTPS     Z18, Z18
-	VADDPS      Z5, Z18, Z18
-	VDIVPS      Z18, Z16, Z16
-	VFMADD231PS Z6, Z16, Z13
-	VPADDD      Z0, Z17, Z14
-	VPADDD      Z0, Z13, Z15
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z15, Z1, Z14
-	VPSLLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf4, Z1, Z17, Z13
-	VMOVDQU32   Z14, (BX)(CX*2)
-	VMOVDQU32   Z13, (SI)(CX*2)
-	VPADDQ      Z13, Z10, Z10
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2402:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z9, Z9
+	VPADDQ        (DI)(CX*2), Z11, Z11
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z13
+	VCVTPH2PS     32(DX)(CX*2), Z14
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z14, Z13, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z14, Z13, Z16
+	VMOVDQU32     (SI)(CX*2), Z13
+	VPSRAW        $0x0f, Z13, Z14
+	VPADDW        (BX)(CX*2), Z14, Z14
+	VPSLLD        $0x10, Z14, Z17
+	VPTERNLOGD    $0xf4, Z1, Z13, Z17
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z14, Z1, Z13
+	VMULPS        Z7, Z15, Z15
+	VFMADD231PS   Z8, Z17, Z15
+	VMULPS        Z7, Z16, Z16
+	VFMADD231PS   Z8, Z13, Z16
+	VMOVDQU32     (DI)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z14
+	VPANDD        Z1, Z18, Z18
+	VFMADD231PS   Z15, Z15, Z14
+	VFMADD231PS   Z16, Z16, Z18
+	VPMULLD       Z4, Z4, Z19
+	VPSRLD        $0x10, Z19, Z19
+	VPADDD        Z2, Z4, Z20
+	VPMULLD       Z20, Z20, Z20
+	VPSRLD        $0x10, Z20, Z20
+	VPADDD        Z14, Z19, Z19
+	VPADDD        Z18, Z20, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z1, Z19
+	VMOVDQU32     Z19, (DI)(CX*2)
+	VPADDQ        Z19, Z12, Z12
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z14, Z14
+	VADDPS        Z5, Z14, Z14
+	VDIVPS        Z14, Z15, Z15
+	VFMADD231PS   Z6, Z15, Z17
+	VSQRTPS       Z18, Z18
+	VADDPS        Z5, Z18, Z18
+	VDIVPS        Z18, Z16, Z16
+	VFMADD231PS   Z6, Z16, Z13
+	VPADDD        Z0, Z17, Z14
+	VPADDD        Z0, Z13, Z15
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z15, Z1, Z14
+	VPSLLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf4, Z1, Z17, Z13
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2403
+	VPSUBW        (BX)(CX*2), Y14, Y15
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z14, Y15
+	VPSUBW        32(BX)(CX*2), Y15, Y15
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1976:
+noted2403:
+	VMOVDQU32 Z14, (BX)(CX*2)
+	VMOVDQU32 Z13, (SI)(CX*2)
+	VPADDQ    Z13, Z10, Z10
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2401:
 	CMPQ CX, R9
-	JB   next1975
+	JB   next2400
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1975
-	JMP  done1971
+	JB   next2400
+	JMP  done2395
 
-fp321970:
+fp322394:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1979
+	JMP  check2405
 
-next1978:
+next2404:
 	TESTQ     AX, AX
-	JEQ       kept1980
+	JEQ       kept2406
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z13
@@ -4071,98 +5475,149 @@ next1978:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1980:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z9, Z9
-	VPADDQ      (DI)(CX*2), Z11, Z11
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z13
-	VMOVUPS     64(DX)(CX*4), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z14, Z13, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z14, Z13, Z16
-	VMOVDQU32   (SI)(CX*2), Z13
-	VPSRAW      $0x0f, Z13, Z14
-	VPADDW      (BX)(CX*2), Z14, Z14
-	VPSLLD      $0x10, Z14, Z17
-	VPTERNLOGD  $0xf4, Z1, Z13, Z17
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z14, Z1, Z13
-	VMULPS      Z7, Z15, Z15
-	VFMADD231PS Z8, Z17, Z15
-	VMULPS      Z7, Z16, Z16
-	VFMADD231PS Z8, Z13, Z16
-	VMOVDQU32   (DI)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z14
-	VPANDD      Z1, Z18, Z18
-	VFMADD231PS Z15, Z15, Z14
-	VFMADD231PS Z16, Z16, Z18
-	VPMULLD     Z4, Z4, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z2, Z4, Z20
-	VPMULLD     Z20, Z20, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z14, Z19, Z19
-	VPADDD      Z18, Z20, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z1, Z19
-	VMOVDQU32   Z19, (DI)(CX*2)
-	VPADDQ      Z19, Z12, Z12
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z14, Z14
-	VADDPS      Z5, Z14, Z14
-	VDIVPS      Z14, Z15, Z15
-	VFMADD231PS Z6, Z15, Z17
-	VSQRTPS     Z18, Z18
-	VADDPS      Z5, Z18, Z18
-	VDIVPS      Z18, Z16, Z16
-	VFMADD231PS Z6, Z16, Z13
-	VPADDD      Z0, Z17, Z14
-	VPADDD      Z0, Z13, Z15
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z15, Z1, Z14
-	VPSLLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf4, Z1, Z17, Z13
-	VMOVDQU32   Z14, (BX)(CX*2)
-	VMOVDQU32   Z13, (SI)(CX*2)
-	VPADDQ      Z13, Z10, Z10
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2406:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z9, Z9
+	VPADDQ        (DI)(CX*2), Z11, Z11
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z13
+	VMOVUPS       64(DX)(CX*4), Z14
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z14, Z13, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z14, Z13, Z16
+	VMOVDQU32     (SI)(CX*2), Z13
+	VPSRAW        $0x0f, Z13, Z14
+	VPADDW        (BX)(CX*2), Z14, Z14
+	VPSLLD        $0x10, Z14, Z17
+	VPTERNLOGD    $0xf4, Z1, Z13, Z17
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z14, Z1, Z13
+	VMULPS        Z7, Z15, Z15
+	VFMADD231PS   Z8, Z17, Z15
+	VMULPS        Z7, Z16, Z16
+	VFMADD231PS   Z8, Z13, Z16
+	VMOVDQU32     (DI)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z14
+	VPANDD        Z1, Z18, Z18
+	VFMADD231PS   Z15, Z15, Z14
+	VFMADD231PS   Z16, Z16, Z18
+	VPMULLD       Z4, Z4, Z19
+	VPSRLD        $0x10, Z19, Z19
+	VPADDD        Z2, Z4, Z20
+	VPMULLD       Z20, Z20, Z20
+	VPSRLD        $0x10, Z20, Z20
+	VPADDD        Z14, Z19, Z19
+	VPADDD        Z18, Z20, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z1, Z19
+	VMOVDQU32     Z19, (DI)(CX*2)
+	VPADDQ        Z19, Z12, Z12
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z14, Z14
+	VADDPS        Z5, Z14, Z14
+	VDIVPS        Z14, Z15, Z15
+	VFMADD231PS   Z6, Z15, Z17
+	VSQRTPS       Z18, Z18
+	VADDPS        Z5, Z18, Z18
+	VDIVPS        Z18, Z16, Z16
+	VFMADD231PS   Z6, Z16, Z13
+	VPADDD        Z0, Z17, Z14
+	VPADDD        Z0, Z13, Z15
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z15, Z1, Z14
+	VPSLLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf4, Z1, Z17, Z13
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2407
+	VPSUBW        (BX)(CX*2), Y14, Y15
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z14, Y15
+	VPSUBW        32(BX)(CX*2), Y15, Y15
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1979:
+noted2407:
+	VMOVDQU32 Z14, (BX)(CX*2)
+	VMOVDQU32 Z13, (SI)(CX*2)
+	VPADDQ    Z13, Z10, Z10
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2405:
 	CMPQ CX, R9
-	JB   next1978
+	JB   next2404
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1978
+	JB   next2404
 
-done1971:
+done2395:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z9, 128(AX)
 	VMOVDQU32 Z10, 192(AX)
 	VMOVDQU32 Z11, 256(AX)
 	VMOVDQU32 Z12, 320(AX)
-	JMP       updated1967
+	JMP       updated2391
 
-plain1966:
+plain2390:
 	CMPQ CX, $0x01
-	JE   fp161982
-	JA   fp321983
+	JE   fp162409
+	JA   fp322410
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1986
+	JMP  check2413
 
-next1985:
+next2412:
 	TESTQ     AX, AX
-	JEQ       kept1987
+	JEQ       kept2414
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -4174,79 +5629,130 @@ next1985:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1987:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z10
-	VPSLLD      $0x10, Z10, Z9
-	VPANDD      Z1, Z10, Z10
-	VMOVDQU32   (SI)(CX*2), Z11
-	VPSRAW      $0x0f, Z11, Z12
-	VPADDW      (BX)(CX*2), Z12, Z12
-	VPSLLD      $0x10, Z12, Z13
-	VPTERNLOGD  $0xf4, Z1, Z11, Z13
-	VPSRLD      $0x10, Z11, Z11
-	VPTERNLOGD  $0xf8, Z12, Z1, Z11
-	VMULPS      Z7, Z9, Z9
-	VFMADD231PS Z8, Z13, Z9
-	VMULPS      Z7, Z10, Z10
-	VFMADD231PS Z8, Z11, Z10
-	VMOVDQU32   (DI)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z12
-	VPANDD      Z1, Z14, Z14
-	VFMADD231PS Z9, Z9, Z12
-	VFMADD231PS Z10, Z10, Z14
-	VPMULLD     Z4, Z4, Z15
-	VPSRLD      $0x10, Z15, Z15
-	VPADDD      Z2, Z4, Z16
-	VPMULLD     Z16, Z16, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z12, Z15, Z15
-	VPADDD      Z14, Z16, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VMOVDQU32   Z15, (DI)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z12, Z12
-	VADDPS      Z5, Z12, Z12
-	VDIVPS      Z12, Z9, Z9
-	VFMADD231PS Z6, Z9, Z13
-	VSQRTPS     Z14, Z14
-	VADDPS      Z5, Z14, Z14
-	VDIVPS      Z14, Z10, Z10
-	VFMADD231PS Z6, Z10, Z11
-	VPADDD      Z0, Z13, Z9
-	VPADDD      Z0, Z11, Z10
-	VPSRLD      $0x10, Z9, Z9
-	VPTERNLOGD  $0xf8, Z10, Z1, Z9
-	VPSLLD      $0x10, Z11, Z10
-	VPTERNLOGD  $0xf4, Z1, Z13, Z10
-	VMOVDQU32   Z9, (BX)(CX*2)
-	VMOVDQU32   Z10, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2414:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z10
+	VPSLLD        $0x10, Z10, Z9
+	VPANDD        Z1, Z10, Z10
+	VMOVDQU32     (SI)(CX*2), Z11
+	VPSRAW        $0x0f, Z11, Z12
+	VPADDW        (BX)(CX*2), Z12, Z12
+	VPSLLD        $0x10, Z12, Z13
+	VPTERNLOGD    $0xf4, Z1, Z11, Z13
+	VPSRLD        $0x10, Z11, Z11
+	VPTERNLOGD    $0xf8, Z12, Z1, Z11
+	VMULPS        Z7, Z9, Z9
+	VFMADD231PS   Z8, Z13, Z9
+	VMULPS        Z7, Z10, Z10
+	VFMADD231PS   Z8, Z11, Z10
+	VMOVDQU32     (DI)(CX*2), Z14
+	VPSLLD        $0x10, Z14, Z12
+	VPANDD        Z1, Z14, Z14
+	VFMADD231PS   Z9, Z9, Z12
+	VFMADD231PS   Z10, Z10, Z14
+	VPMULLD       Z4, Z4, Z15
+	VPSRLD        $0x10, Z15, Z15
+	VPADDD        Z2, Z4, Z16
+	VPMULLD       Z16, Z16, Z16
+	VPSRLD        $0x10, Z16, Z16
+	VPADDD        Z12, Z15, Z15
+	VPADDD        Z14, Z16, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VMOVDQU32     Z15, (DI)(CX*2)
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z12, Z12
+	VADDPS        Z5, Z12, Z12
+	VDIVPS        Z12, Z9, Z9
+	VFMADD231PS   Z6, Z9, Z13
+	VSQRTPS       Z14, Z14
+	VADDPS        Z5, Z14, Z14
+	VDIVPS        Z14, Z10, Z10
+	VFMADD231PS   Z6, Z10, Z11
+	VPADDD        Z0, Z13, Z9
+	VPADDD        Z0, Z11, Z10
+	VPSRLD        $0x10, Z9, Z9
+	VPTERNLOGD    $0xf8, Z10, Z1, Z9
+	VPSLLD        $0x10, Z11, Z10
+	VPTERNLOGD    $0xf4, Z1, Z13, Z10
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2415
+	VPSUBW        (BX)(CX*2), Y9, Y11
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y11, K1
+	VPABSW        Y11, Y11
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y11, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y11
+	VMOVDQU16     Y11, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z9, Y11
+	VPSUBW        32(BX)(CX*2), Y11, Y11
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y11, K1
+	VPABSW        Y11, Y11
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y11, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y11
+	VMOVDQU16     Y11, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1986:
+noted2415:
+	VMOVDQU32 Z9, (BX)(CX*2)
+	VMOVDQU32 Z10, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2413:
 	CMPQ CX, R9
-	JB   next1985
+	JB   next2412
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1985
-	JMP  done1984
+	JB   next2412
+	JMP  done2411
 
-fp161982:
+fp162409:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1989
+	JMP  check2417
 
-next1988:
+next2416:
 	TESTQ     AX, AX
-	JEQ       kept1990
+	JEQ       kept2418
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -4258,82 +5764,133 @@ next1988:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1990:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z9
-	VCVTPH2PS   32(DX)(CX*2), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
-	VPERMI2PS   Z10, Z9, Z11
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
-	VPERMI2PS   Z10, Z9, Z12
-	VMOVDQU32   (SI)(CX*2), Z9
-	VPSRAW      $0x0f, Z9, Z10
-	VPADDW      (BX)(CX*2), Z10, Z10
-	VPSLLD      $0x10, Z10, Z13
-	VPTERNLOGD  $0xf4, Z1, Z9, Z13
-	VPSRLD      $0x10, Z9, Z9
-	VPTERNLOGD  $0xf8, Z10, Z1, Z9
-	VMULPS      Z7, Z11, Z11
-	VFMADD231PS Z8, Z13, Z11
-	VMULPS      Z7, Z12, Z12
-	VFMADD231PS Z8, Z9, Z12
-	VMOVDQU32   (DI)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z10
-	VPANDD      Z1, Z14, Z14
-	VFMADD231PS Z11, Z11, Z10
-	VFMADD231PS Z12, Z12, Z14
-	VPMULLD     Z4, Z4, Z15
-	VPSRLD      $0x10, Z15, Z15
-	VPADDD      Z2, Z4, Z16
-	VPMULLD     Z16, Z16, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z10, Z15, Z15
-	VPADDD      Z14, Z16, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VMOVDQU32   Z15, (DI)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z10, Z10
-	VADDPS      Z5, Z10, Z10
-	VDIVPS      Z10, Z11, Z11
-	VFMADD231PS Z6, Z11, Z13
-	VSQRTPS     Z14, Z14
-	VADDPS      Z5, Z14, Z14
-	VDIVPS      Z14, Z12, Z12
-	VFMADD231PS Z6, Z12, Z9
-	VPADDD      Z0, Z13, Z10
-	VPADDD      Z0, Z9, Z11
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z11, Z1, Z10
-	VPSLLD      $0x10, Z9, Z9
-	VPTERNLOGD  $0xf4, Z1, Z13, Z9
-	VMOVDQU32   Z10, (BX)(CX*2)
-	VMOVDQU32   Z9, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2418:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z9
+	VCVTPH2PS     32(DX)(CX*2), Z10
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
+	VPERMI2PS     Z10, Z9, Z11
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
+	VPERMI2PS     Z10, Z9, Z12
+	VMOVDQU32     (SI)(CX*2), Z9
+	VPSRAW        $0x0f, Z9, Z10
+	VPADDW        (BX)(CX*2), Z10, Z10
+	VPSLLD        $0x10, Z10, Z13
+	VPTERNLOGD    $0xf4, Z1, Z9, Z13
+	VPSRLD        $0x10, Z9, Z9
+	VPTERNLOGD    $0xf8, Z10, Z1, Z9
+	VMULPS        Z7, Z11, Z11
+	VFMADD231PS   Z8, Z13, Z11
+	VMULPS        Z7, Z12, Z12
+	VFMADD231PS   Z8, Z9, Z12
+	VMOVDQU32     (DI)(CX*2), Z14
+	VPSLLD        $0x10, Z14, Z10
+	VPANDD        Z1, Z14, Z14
+	VFMADD231PS   Z11, Z11, Z10
+	VFMADD231PS   Z12, Z12, Z14
+	VPMULLD       Z4, Z4, Z15
+	VPSRLD        $0x10, Z15, Z15
+	VPADDD        Z2, Z4, Z16
+	VPMULLD       Z16, Z16, Z16
+	VPSRLD        $0x10, Z16, Z16
+	VPADDD        Z10, Z15, Z15
+	VPADDD        Z14, Z16, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VMOVDQU32     Z15, (DI)(CX*2)
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z10, Z10
+	VADDPS        Z5, Z10, Z10
+	VDIVPS        Z10, Z11, Z11
+	VFMADD231PS   Z6, Z11, Z13
+	VSQRTPS       Z14, Z14
+	VADDPS        Z5, Z14, Z14
+	VDIVPS        Z14, Z12, Z12
+	VFMADD231PS   Z6, Z12, Z9
+	VPADDD        Z0, Z13, Z10
+	VPADDD        Z0, Z9, Z11
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z11, Z1, Z10
+	VPSLLD        $0x10, Z9, Z9
+	VPTERNLOGD    $0xf4, Z1, Z13, Z9
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2419
+	VPSUBW        (BX)(CX*2), Y10, Y11
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y11, K1
+	VPABSW        Y11, Y11
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y11, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y11
+	VMOVDQU16     Y11, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z10, Y11
+	VPSUBW        32(BX)(CX*2), Y11, Y11
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y11, K1
+	VPABSW        Y11, Y11
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y11, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y11
+	VMOVDQU16     Y11, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1989:
+noted2419:
+	VMOVDQU32 Z10, (BX)(CX*2)
+	VMOVDQU32 Z9, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2417:
 	CMPQ CX, R9
-	JB   next1988
+	JB   next2416
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1988
-	JMP  done1984
+	JB   next2416
+	JMP  done2411
 
-fp321983:
+fp322410:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1992
+	JMP  check2421
 
-next1991:
+next2420:
 	TESTQ     AX, AX
-	JEQ       kept1993
+	JEQ       kept2422
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -4345,80 +5902,131 @@ next1991:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1993:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z9
-	VMOVUPS     64(DX)(CX*4), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
-	VPERMI2PS   Z10, Z9, Z11
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
-	VPERMI2PS   Z10, Z9, Z12
-	VMOVDQU32   (SI)(CX*2), Z9
-	VPSRAW      $0x0f, Z9, Z10
-	VPADDW      (BX)(CX*2), Z10, Z10
-	VPSLLD      $0x10, Z10, Z13
-	VPTERNLOGD  $0xf4, Z1, Z9, Z13
-	VPSRLD      $0x10, Z9, Z9
-	VPTERNLOGD  $0xf8, Z10, Z1, Z9
-	VMULPS      Z7, Z11, Z11
-	VFMADD231PS Z8, Z13, Z11
-	VMULPS      Z7, Z12, Z12
-	VFMADD231PS Z8, Z9, Z12
-	VMOVDQU32   (DI)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z10
-	VPANDD      Z1, Z14, Z14
-	VFMADD231PS Z11, Z11, Z10
-	VFMADD231PS Z12, Z12, Z14
-	VPMULLD     Z4, Z4, Z15
-	VPSRLD      $0x10, Z15, Z15
-	VPADDD      Z2, Z4, Z16
-	VPMULLD     Z16, Z16, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z10, Z15, Z15
-	VPADDD      Z14, Z16, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VMOVDQU32   Z15, (DI)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z10, Z10
-	VADDPS      Z5, Z10, Z10
-	VDIVPS      Z10, Z11, Z11
-	VFMADD231PS Z6, Z11, Z13
-	VSQRTPS     Z14, Z14
-	VADDPS      Z5, Z14, Z14
-	VDIVPS      Z14, Z12, Z12
-	VFMADD231PS Z6, Z12, Z9
-	VPADDD      Z0, Z13, Z10
-	VPADDD      Z0, Z9, Z11
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z11, Z1, Z10
-	VPSLLD      $0x10, Z9, Z9
-	VPTERNLOGD  $0xf4, Z1, Z13, Z9
-	VMOVDQU32   Z10, (BX)(CX*2)
-	VMOVDQU32   Z9, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2422:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z9
+	VMOVUPS       64(DX)(CX*4), Z10
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
+	VPERMI2PS     Z10, Z9, Z11
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
+	VPERMI2PS     Z10, Z9, Z12
+	VMOVDQU32     (SI)(CX*2), Z9
+	VPSRAW        $0x0f, Z9, Z10
+	VPADDW        (BX)(CX*2), Z10, Z10
+	VPSLLD        $0x10, Z10, Z13
+	VPTERNLOGD    $0xf4, Z1, Z9, Z13
+	VPSRLD        $0x10, Z9, Z9
+	VPTERNLOGD    $0xf8, Z10, Z1, Z9
+	VMULPS        Z7, Z11, Z11
+	VFMADD231PS   Z8, Z13, Z11
+	VMULPS        Z7, Z12, Z12
+	VFMADD231PS   Z8, Z9, Z12
+	VMOVDQU32     (DI)(CX*2), Z14
+	VPSLLD        $0x10, Z14, Z10
+	VPANDD        Z1, Z14, Z14
+	VFMADD231PS   Z11, Z11, Z10
+	VFMADD231PS   Z12, Z12, Z14
+	VPMULLD       Z4, Z4, Z15
+	VPSRLD        $0x10, Z15, Z15
+	VPADDD        Z2, Z4, Z16
+	VPMULLD       Z16, Z16, Z16
+	VPSRLD        $0x10, Z16, Z16
+	VPADDD        Z10, Z15, Z15
+	VPADDD        Z14, Z16, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VMOVDQU32     Z15, (DI)(CX*2)
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z10, Z10
+	VADDPS        Z5, Z10, Z10
+	VDIVPS        Z10, Z11, Z11
+	VFMADD231PS   Z6, Z11, Z13
+	VSQRTPS       Z14, Z14
+	VADDPS        Z5, Z14, Z14
+	VDIVPS        Z14, Z12, Z12
+	VFMADD231PS   Z6, Z12, Z9
+	VPADDD        Z0, Z13, Z10
+	VPADDD        Z0, Z9, Z11
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z11, Z1, Z10
+	VPSLLD        $0x10, Z9, Z9
+	VPTERNLOGD    $0xf4, Z1, Z13, Z9
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2423
+	VPSUBW        (BX)(CX*2), Y10, Y11
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y11, K1
+	VPABSW        Y11, Y11
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y11, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y11
+	VMOVDQU16     Y11, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z10, Y11
+	VPSUBW        32(BX)(CX*2), Y11, Y11
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y11, K1
+	VPABSW        Y11, Y11
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y11, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y11
+	VMOVDQU16     Y11, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1992:
+noted2423:
+	VMOVDQU32 Z10, (BX)(CX*2)
+	VMOVDQU32 Z9, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2421:
 	CMPQ CX, R9
-	JB   next1991
+	JB   next2420
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1991
+	JB   next2420
 
-done1984:
-updated1967:
+done2411:
+updated2391:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func sgdSplitBF16AVX512(a *Arguments)
-// Requires: AVX, AVX512BW, AVX512F, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -4460,23 +6068,23 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      40(R11), R11
 	TESTQ     R11, R11
-	JEQ       plain1994
+	JEQ       plain2424
 	VPXORQ    Z3, Z3, Z3
 	VPXORQ    Z4, Z4, Z4
 	VPXORQ    Z5, Z5, Z5
 	VPXORQ    Z6, Z6, Z6
 	CMPQ      CX, $0x01
-	JE        fp161997
-	JA        fp321998
+	JE        fp162427
+	JA        fp322428
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check2001
+	JMP       check2431
 
-next2000:
+next2430:
 	TESTQ     AX, AX
-	JEQ       kept2002
+	JEQ       kept2432
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z14
@@ -4488,79 +6096,130 @@ next2000:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2002:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z3, Z3
-	VPADDQ      (DI)(CX*2), Z5, Z5
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z14
-	VPANDD      Z1, Z15, Z15
-	VMOVDQU32   (SI)(CX*2), Z16
-	VPSRAW      $0x0f, Z16, Z17
-	VPADDW      (BX)(CX*2), Z17, Z17
-	VPSLLD      $0x10, Z17, Z18
-	VPTERNLOGD  $0xf4, Z1, Z16, Z18
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMULPS      Z11, Z14, Z14
-	VFMADD231PS Z12, Z18, Z14
-	VMULPS      Z11, Z15, Z15
-	VFMADD231PS Z12, Z16, Z15
-	VMOVDQU32   (DI)(CX*2), Z19
-	VPSLLD      $0x10, Z19, Z17
-	VPANDD      Z1, Z19, Z19
-	VMULPS      Z17, Z2, Z17
-	VFMADD231PS Z7, Z14, Z17
-	VMULPS      Z19, Z2, Z19
-	VFMADD231PS Z7, Z15, Z19
-	VPADDD      Z0, Z17, Z20
-	VPADDD      Z0, Z19, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z6, Z6
-	VMULPS      Z9, Z14, Z14
-	VFMADD231PS Z8, Z17, Z14
-	VFMADD231PS Z13, Z18, Z18
-	VFMADD231PS Z10, Z14, Z18
-	VMULPS      Z9, Z15, Z15
-	VFMADD231PS Z8, Z19, Z15
-	VFMADD231PS Z13, Z16, Z16
-	VFMADD231PS Z10, Z15, Z16
-	VPADDD      Z0, Z18, Z14
-	VPADDD      Z0, Z16, Z15
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z15, Z1, Z14
-	VPSLLD      $0x10, Z16, Z15
-	VPTERNLOGD  $0xf4, Z1, Z18, Z15
-	VMOVDQU32   Z14, (BX)(CX*2)
-	VMOVDQU32   Z15, (SI)(CX*2)
-	VPADDQ      Z15, Z4, Z4
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2432:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z3, Z3
+	VPADDQ        (DI)(CX*2), Z5, Z5
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z14
+	VPANDD        Z1, Z15, Z15
+	VMOVDQU32     (SI)(CX*2), Z16
+	VPSRAW        $0x0f, Z16, Z17
+	VPADDW        (BX)(CX*2), Z17, Z17
+	VPSLLD        $0x10, Z17, Z18
+	VPTERNLOGD    $0xf4, Z1, Z16, Z18
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMULPS        Z11, Z14, Z14
+	VFMADD231PS   Z12, Z18, Z14
+	VMULPS        Z11, Z15, Z15
+	VFMADD231PS   Z12, Z16, Z15
+	VMOVDQU32     (DI)(CX*2), Z19
+	VPSLLD        $0x10, Z19, Z17
+	VPANDD        Z1, Z19, Z19
+	VMULPS        Z17, Z2, Z17
+	VFMADD231PS   Z7, Z14, Z17
+	VMULPS        Z19, Z2, Z19
+	VFMADD231PS   Z7, Z15, Z19
+	VPADDD        Z0, Z17, Z20
+	VPADDD        Z0, Z19, Z21
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z6, Z6
+	VMULPS        Z9, Z14, Z14
+	VFMADD231PS   Z8, Z17, Z14
+	VFMADD231PS   Z13, Z18, Z18
+	VFMADD231PS   Z10, Z14, Z18
+	VMULPS        Z9, Z15, Z15
+	VFMADD231PS   Z8, Z19, Z15
+	VFMADD231PS   Z13, Z16, Z16
+	VFMADD231PS   Z10, Z15, Z16
+	VPADDD        Z0, Z18, Z14
+	VPADDD        Z0, Z16, Z15
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z15, Z1, Z14
+	VPSLLD        $0x10, Z16, Z15
+	VPTERNLOGD    $0xf4, Z1, Z18, Z15
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2433
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check2001:
+noted2433:
+	VMOVDQU32 Z14, (BX)(CX*2)
+	VMOVDQU32 Z15, (SI)(CX*2)
+	VPADDQ    Z15, Z4, Z4
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2431:
 	CMPQ CX, R9
-	JB   next2000
+	JB   next2430
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2000
-	JMP  done1999
+	JB   next2430
+	JMP  done2429
 
-fp161997:
+fp162427:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check2004
+	JMP  check2435
 
-next2003:
+next2434:
 	TESTQ     AX, AX
-	JEQ       kept2005
+	JEQ       kept2436
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z14
@@ -4572,82 +6231,133 @@ next2003:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2005:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z3, Z3
-	VPADDQ      (DI)(CX*2), Z5, Z5
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z14
-	VCVTPH2PS   32(DX)(CX*2), Z15
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
-	VPERMI2PS   Z15, Z14, Z16
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
-	VPERMI2PS   Z15, Z14, Z17
-	VMOVDQU32   (SI)(CX*2), Z14
-	VPSRAW      $0x0f, Z14, Z15
-	VPADDW      (BX)(CX*2), Z15, Z15
-	VPSLLD      $0x10, Z15, Z18
-	VPTERNLOGD  $0xf4, Z1, Z14, Z18
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z15, Z1, Z14
-	VMULPS      Z11, Z16, Z16
-	VFMADD231PS Z12, Z18, Z16
-	VMULPS      Z11, Z17, Z17
-	VFMADD231PS Z12, Z14, Z17
-	VMOVDQU32   (DI)(CX*2), Z19
-	VPSLLD      $0x10, Z19, Z15
-	VPANDD      Z1, Z19, Z19
-	VMULPS      Z15, Z2, Z15
-	VFMADD231PS Z7, Z16, Z15
-	VMULPS      Z19, Z2, Z19
-	VFMADD231PS Z7, Z17, Z19
-	VPADDD      Z0, Z15, Z20
-	VPADDD      Z0, Z19, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z6, Z6
-	VMULPS      Z9, Z16, Z16
-	VFMADD231PS Z8, Z15, Z16
-	VFMADD231PS Z13, Z18, Z18
-	VFMADD231PS Z10, Z16, Z18
-	VMULPS      Z9, Z17, Z17
-	VFMADD231PS Z8, Z19, Z17
-	VFMADD231PS Z13, Z14, Z14
-	VFMADD231PS Z10, Z17, Z14
-	VPADDD      Z0, Z18, Z15
-	VPADDD      Z0, Z14, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VPSLLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf4, Z1, Z18, Z14
-	VMOVDQU32   Z15, (BX)(CX*2)
-	VMOVDQU32   Z14, (SI)(CX*2)
-	VPADDQ      Z14, Z4, Z4
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2436:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z3, Z3
+	VPADDQ        (DI)(CX*2), Z5, Z5
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z14
+	VCVTPH2PS     32(DX)(CX*2), Z15
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
+	VPERMI2PS     Z15, Z14, Z16
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
+	VPERMI2PS     Z15, Z14, Z17
+	VMOVDQU32     (SI)(CX*2), Z14
+	VPSRAW        $0x0f, Z14, Z15
+	VPADDW        (BX)(CX*2), Z15, Z15
+	VPSLLD        $0x10, Z15, Z18
+	VPTERNLOGD    $0xf4, Z1, Z14, Z18
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z15, Z1, Z14
+	VMULPS        Z11, Z16, Z16
+	VFMADD231PS   Z12, Z18, Z16
+	VMULPS        Z11, Z17, Z17
+	VFMADD231PS   Z12, Z14, Z17
+	VMOVDQU32     (DI)(CX*2), Z19
+	VPSLLD        $0x10, Z19, Z15
+	VPANDD        Z1, Z19, Z19
+	VMULPS        Z15, Z2, Z15
+	VFMADD231PS   Z7, Z16, Z15
+	VMULPS        Z19, Z2, Z19
+	VFMADD231PS   Z7, Z17, Z19
+	VPADDD        Z0, Z15, Z20
+	VPADDD        Z0, Z19, Z21
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z6, Z6
+	VMULPS        Z9, Z16, Z16
+	VFMADD231PS   Z8, Z15, Z16
+	VFMADD231PS   Z13, Z18, Z18
+	VFMADD231PS   Z10, Z16, Z18
+	VMULPS        Z9, Z17, Z17
+	VFMADD231PS   Z8, Z19, Z17
+	VFMADD231PS   Z13, Z14, Z14
+	VFMADD231PS   Z10, Z17, Z14
+	VPADDD        Z0, Z18, Z15
+	VPADDD        Z0, Z14, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VPSLLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf4, Z1, Z18, Z14
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2437
+	VPSUBW        (BX)(CX*2), Y15, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z15, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check2004:
+noted2437:
+	VMOVDQU32 Z15, (BX)(CX*2)
+	VMOVDQU32 Z14, (SI)(CX*2)
+	VPADDQ    Z14, Z4, Z4
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2435:
 	CMPQ CX, R9
-	JB   next2003
+	JB   next2434
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2003
-	JMP  done1999
+	JB   next2434
+	JMP  done2429
 
-fp321998:
+fp322428:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check2007
+	JMP  check2439
 
-next2006:
+next2438:
 	TESTQ     AX, AX
-	JEQ       kept2008
+	JEQ       kept2440
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z14
@@ -4659,94 +6369,145 @@ next2006:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2008:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z3, Z3
-	VPADDQ      (DI)(CX*2), Z5, Z5
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z14
-	VMOVUPS     64(DX)(CX*4), Z15
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
-	VPERMI2PS   Z15, Z14, Z16
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
-	VPERMI2PS   Z15, Z14, Z17
-	VMOVDQU32   (SI)(CX*2), Z14
-	VPSRAW      $0x0f, Z14, Z15
-	VPADDW      (BX)(CX*2), Z15, Z15
-	VPSLLD      $0x10, Z15, Z18
-	VPTERNLOGD  $0xf4, Z1, Z14, Z18
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z15, Z1, Z14
-	VMULPS      Z11, Z16, Z16
-	VFMADD231PS Z12, Z18, Z16
-	VMULPS      Z11, Z17, Z17
-	VFMADD231PS Z12, Z14, Z17
-	VMOVDQU32   (DI)(CX*2), Z19
-	VPSLLD      $0x10, Z19, Z15
-	VPANDD      Z1, Z19, Z19
-	VMULPS      Z15, Z2, Z15
-	VFMADD231PS Z7, Z16, Z15
-	VMULPS      Z19, Z2, Z19
-	VFMADD231PS Z7, Z17, Z19
-	VPADDD      Z0, Z15, Z20
-	VPADDD      Z0, Z19, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z6, Z6
-	VMULPS      Z9, Z16, Z16
-	VFMADD231PS Z8, Z15, Z16
-	VFMADD231PS Z13, Z18, Z18
-	VFMADD231PS Z10, Z16, Z18
-	VMULPS      Z9, Z17, Z17
-	VFMADD231PS Z8, Z19, Z17
-	VFMADD231PS Z13, Z14, Z14
-	VFMADD231PS Z10, Z17, Z14
-	VPADDD      Z0, Z18, Z15
-	VPADDD      Z0, Z14, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VPSLLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf4, Z1, Z18, Z14
-	VMOVDQU32   Z15, (BX)(CX*2)
-	VMOVDQU32   Z14, (SI)(CX*2)
-	VPADDQ      Z14, Z4, Z4
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2440:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z3, Z3
+	VPADDQ        (DI)(CX*2), Z5, Z5
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z14
+	VMOVUPS       64(DX)(CX*4), Z15
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
+	VPERMI2PS     Z15, Z14, Z16
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
+	VPERMI2PS     Z15, Z14, Z17
+	VMOVDQU32     (SI)(CX*2), Z14
+	VPSRAW        $0x0f, Z14, Z15
+	VPADDW        (BX)(CX*2), Z15, Z15
+	VPSLLD        $0x10, Z15, Z18
+	VPTERNLOGD    $0xf4, Z1, Z14, Z18
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z15, Z1, Z14
+	VMULPS        Z11, Z16, Z16
+	VFMADD231PS   Z12, Z18, Z16
+	VMULPS        Z11, Z17, Z17
+	VFMADD231PS   Z12, Z14, Z17
+	VMOVDQU32     (DI)(CX*2), Z19
+	VPSLLD        $0x10, Z19, Z15
+	VPANDD        Z1, Z19, Z19
+	VMULPS        Z15, Z2, Z15
+	VFMADD231PS   Z7, Z16, Z15
+	VMULPS        Z19, Z2, Z19
+	VFMADD231PS   Z7, Z17, Z19
+	VPADDD        Z0, Z15, Z20
+	VPADDD        Z0, Z19, Z21
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z6, Z6
+	VMULPS        Z9, Z16, Z16
+	VFMADD231PS   Z8, Z15, Z16
+	VFMADD231PS   Z13, Z18, Z18
+	VFMADD231PS   Z10, Z16, Z18
+	VMULPS        Z9, Z17, Z17
+	VFMADD231PS   Z8, Z19, Z17
+	VFMADD231PS   Z13, Z14, Z14
+	VFMADD231PS   Z10, Z17, Z14
+	VPADDD        Z0, Z18, Z15
+	VPADDD        Z0, Z14, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VPSLLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf4, Z1, Z18, Z14
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2441
+	VPSUBW        (BX)(CX*2), Y15, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z15, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check2007:
+noted2441:
+	VMOVDQU32 Z15, (BX)(CX*2)
+	VMOVDQU32 Z14, (SI)(CX*2)
+	VPADDQ    Z14, Z4, Z4
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2439:
 	CMPQ CX, R9
-	JB   next2006
+	JB   next2438
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2006
+	JB   next2438
 
-done1999:
+done2429:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z3, 128(AX)
 	VMOVDQU32 Z4, 192(AX)
 	VMOVDQU32 Z5, 256(AX)
 	VMOVDQU32 Z6, 320(AX)
-	JMP       updated1995
+	JMP       updated2425
 
-plain1994:
+plain2424:
 	CMPQ CX, $0x01
-	JE   fp162010
-	JA   fp322011
+	JE   fp162443
+	JA   fp322444
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check2014
+	JMP  check2447
 
-next2013:
+next2446:
 	TESTQ     AX, AX
-	JEQ       kept2015
+	JEQ       kept2448
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -4758,75 +6519,126 @@ next2013:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2015:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z4
-	VPSLLD      $0x10, Z4, Z3
-	VPANDD      Z1, Z4, Z4
-	VMOVDQU32   (SI)(CX*2), Z5
-	VPSRAW      $0x0f, Z5, Z6
-	VPADDW      (BX)(CX*2), Z6, Z6
-	VPSLLD      $0x10, Z6, Z14
-	VPTERNLOGD  $0xf4, Z1, Z5, Z14
-	VPSRLD      $0x10, Z5, Z5
-	VPTERNLOGD  $0xf8, Z6, Z1, Z5
-	VMULPS      Z11, Z3, Z3
-	VFMADD231PS Z12, Z14, Z3
-	VMULPS      Z11, Z4, Z4
-	VFMADD231PS Z12, Z5, Z4
-	VMOVDQU32   (DI)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z6
-	VPANDD      Z1, Z15, Z15
-	VMULPS      Z6, Z2, Z6
-	VFMADD231PS Z7, Z3, Z6
-	VMULPS      Z15, Z2, Z15
-	VFMADD231PS Z7, Z4, Z15
-	VPADDD      Z0, Z6, Z16
-	VPADDD      Z0, Z15, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VMULPS      Z9, Z3, Z3
-	VFMADD231PS Z8, Z6, Z3
-	VFMADD231PS Z13, Z14, Z14
-	VFMADD231PS Z10, Z3, Z14
-	VMULPS      Z9, Z4, Z4
-	VFMADD231PS Z8, Z15, Z4
-	VFMADD231PS Z13, Z5, Z5
-	VFMADD231PS Z10, Z4, Z5
-	VPADDD      Z0, Z14, Z3
-	VPADDD      Z0, Z5, Z4
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z4, Z1, Z3
-	VPSLLD      $0x10, Z5, Z4
-	VPTERNLOGD  $0xf4, Z1, Z14, Z4
-	VMOVDQU32   Z3, (BX)(CX*2)
-	VMOVDQU32   Z4, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2448:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z4
+	VPSLLD        $0x10, Z4, Z3
+	VPANDD        Z1, Z4, Z4
+	VMOVDQU32     (SI)(CX*2), Z5
+	VPSRAW        $0x0f, Z5, Z6
+	VPADDW        (BX)(CX*2), Z6, Z6
+	VPSLLD        $0x10, Z6, Z14
+	VPTERNLOGD    $0xf4, Z1, Z5, Z14
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z6, Z1, Z5
+	VMULPS        Z11, Z3, Z3
+	VFMADD231PS   Z12, Z14, Z3
+	VMULPS        Z11, Z4, Z4
+	VFMADD231PS   Z12, Z5, Z4
+	VMOVDQU32     (DI)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z6
+	VPANDD        Z1, Z15, Z15
+	VMULPS        Z6, Z2, Z6
+	VFMADD231PS   Z7, Z3, Z6
+	VMULPS        Z15, Z2, Z15
+	VFMADD231PS   Z7, Z4, Z15
+	VPADDD        Z0, Z6, Z16
+	VPADDD        Z0, Z15, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VMULPS        Z9, Z3, Z3
+	VFMADD231PS   Z8, Z6, Z3
+	VFMADD231PS   Z13, Z14, Z14
+	VFMADD231PS   Z10, Z3, Z14
+	VMULPS        Z9, Z4, Z4
+	VFMADD231PS   Z8, Z15, Z4
+	VFMADD231PS   Z13, Z5, Z5
+	VFMADD231PS   Z10, Z4, Z5
+	VPADDD        Z0, Z14, Z3
+	VPADDD        Z0, Z5, Z4
+	VPSRLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf8, Z4, Z1, Z3
+	VPSLLD        $0x10, Z5, Z4
+	VPTERNLOGD    $0xf4, Z1, Z14, Z4
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2449
+	VPSUBW        (BX)(CX*2), Y3, Y5
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z3, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check2014:
+noted2449:
+	VMOVDQU32 Z3, (BX)(CX*2)
+	VMOVDQU32 Z4, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2447:
 	CMPQ CX, R9
-	JB   next2013
+	JB   next2446
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2013
-	JMP  done2012
+	JB   next2446
+	JMP  done2445
 
-fp162010:
+fp162443:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check2017
+	JMP  check2451
 
-next2016:
+next2450:
 	TESTQ     AX, AX
-	JEQ       kept2018
+	JEQ       kept2452
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -4838,78 +6650,129 @@ next2016:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2018:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z3
-	VCVTPH2PS   32(DX)(CX*2), Z4
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z5
-	VPERMI2PS   Z4, Z3, Z5
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z6
-	VPERMI2PS   Z4, Z3, Z6
-	VMOVDQU32   (SI)(CX*2), Z3
-	VPSRAW      $0x0f, Z3, Z4
-	VPADDW      (BX)(CX*2), Z4, Z4
-	VPSLLD      $0x10, Z4, Z14
-	VPTERNLOGD  $0xf4, Z1, Z3, Z14
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z4, Z1, Z3
-	VMULPS      Z11, Z5, Z5
-	VFMADD231PS Z12, Z14, Z5
-	VMULPS      Z11, Z6, Z6
-	VFMADD231PS Z12, Z3, Z6
-	VMOVDQU32   (DI)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z4
-	VPANDD      Z1, Z15, Z15
-	VMULPS      Z4, Z2, Z4
-	VFMADD231PS Z7, Z5, Z4
-	VMULPS      Z15, Z2, Z15
-	VFMADD231PS Z7, Z6, Z15
-	VPADDD      Z0, Z4, Z16
-	VPADDD      Z0, Z15, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VMULPS      Z9, Z5, Z5
-	VFMADD231PS Z8, Z4, Z5
-	VFMADD231PS Z13, Z14, Z14
-	VFMADD231PS Z10, Z5, Z14
-	VMULPS      Z9, Z6, Z6
-	VFMADD231PS Z8, Z15, Z6
-	VFMADD231PS Z13, Z3, Z3
-	VFMADD231PS Z10, Z6, Z3
-	VPADDD      Z0, Z14, Z4
-	VPADDD      Z0, Z3, Z5
-	VPSRLD      $0x10, Z4, Z4
-	VPTERNLOGD  $0xf8, Z5, Z1, Z4
-	VPSLLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf4, Z1, Z14, Z3
-	VMOVDQU32   Z4, (BX)(CX*2)
-	VMOVDQU32   Z3, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2452:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z3
+	VCVTPH2PS     32(DX)(CX*2), Z4
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z5
+	VPERMI2PS     Z4, Z3, Z5
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z6
+	VPERMI2PS     Z4, Z3, Z6
+	VMOVDQU32     (SI)(CX*2), Z3
+	VPSRAW        $0x0f, Z3, Z4
+	VPADDW        (BX)(CX*2), Z4, Z4
+	VPSLLD        $0x10, Z4, Z14
+	VPTERNLOGD    $0xf4, Z1, Z3, Z14
+	VPSRLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf8, Z4, Z1, Z3
+	VMULPS        Z11, Z5, Z5
+	VFMADD231PS   Z12, Z14, Z5
+	VMULPS        Z11, Z6, Z6
+	VFMADD231PS   Z12, Z3, Z6
+	VMOVDQU32     (DI)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z4
+	VPANDD        Z1, Z15, Z15
+	VMULPS        Z4, Z2, Z4
+	VFMADD231PS   Z7, Z5, Z4
+	VMULPS        Z15, Z2, Z15
+	VFMADD231PS   Z7, Z6, Z15
+	VPADDD        Z0, Z4, Z16
+	VPADDD        Z0, Z15, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VMULPS        Z9, Z5, Z5
+	VFMADD231PS   Z8, Z4, Z5
+	VFMADD231PS   Z13, Z14, Z14
+	VFMADD231PS   Z10, Z5, Z14
+	VMULPS        Z9, Z6, Z6
+	VFMADD231PS   Z8, Z15, Z6
+	VFMADD231PS   Z13, Z3, Z3
+	VFMADD231PS   Z10, Z6, Z3
+	VPADDD        Z0, Z14, Z4
+	VPADDD        Z0, Z3, Z5
+	VPSRLD        $0x10, Z4, Z4
+	VPTERNLOGD    $0xf8, Z5, Z1, Z4
+	VPSLLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf4, Z1, Z14, Z3
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2453
+	VPSUBW        (BX)(CX*2), Y4, Y5
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z4, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check2017:
+noted2453:
+	VMOVDQU32 Z4, (BX)(CX*2)
+	VMOVDQU32 Z3, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2451:
 	CMPQ CX, R9
-	JB   next2016
+	JB   next2450
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2016
-	JMP  done2012
+	JB   next2450
+	JMP  done2445
 
-fp322011:
+fp322444:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check2020
+	JMP  check2455
 
-next2019:
+next2454:
 	TESTQ     AX, AX
-	JEQ       kept2021
+	JEQ       kept2456
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -4921,70 +6784,121 @@ next2019:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2021:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z3
-	VMOVUPS     64(DX)(CX*4), Z4
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z5
-	VPERMI2PS   Z4, Z3, Z5
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z6
-	VPERMI2PS   Z4, Z3, Z6
-	VMOVDQU32   (SI)(CX*2), Z3
-	VPSRAW      $0x0f, Z3, Z4
-	VPADDW      (BX)(CX*2), Z4, Z4
-	VPSLLD      $0x10, Z4, Z14
-	VPTERNLOGD  $0xf4, Z1, Z3, Z14
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z4, Z1, Z3
-	VMULPS      Z11, Z5, Z5
-	VFMADD231PS Z12, Z14, Z5
-	VMULPS      Z11, Z6, Z6
-	VFMADD231PS Z12, Z3, Z6
-	VMOVDQU32   (DI)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z4
-	VPANDD      Z1, Z15, Z15
-	VMULPS      Z4, Z2, Z4
-	VFMADD231PS Z7, Z5, Z4
-	VMULPS      Z15, Z2, Z15
-	VFMADD231PS Z7, Z6, Z15
-	VPADDD      Z0, Z4, Z16
-	VPADDD      Z0, Z15, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VMULPS      Z9, Z5, Z5
-	VFMADD231PS Z8, Z4, Z5
-	VFMADD231PS Z13, Z14, Z14
-	VFMADD231PS Z10, Z5, Z14
-	VMULPS      Z9, Z6, Z6
-	VFMADD231PS Z8, Z15, Z6
-	VFMADD231PS Z13, Z3, Z3
-	VFMADD231PS Z10, Z6, Z3
-	VPADDD      Z0, Z14, Z4
-	VPADDD      Z0, Z3, Z5
-	VPSRLD      $0x10, Z4, Z4
-	VPTERNLOGD  $0xf8, Z5, Z1, Z4
-	VPSLLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf4, Z1, Z14, Z3
-	VMOVDQU32   Z4, (BX)(CX*2)
-	VMOVDQU32   Z3, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2456:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z3
+	VMOVUPS       64(DX)(CX*4), Z4
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z5
+	VPERMI2PS     Z4, Z3, Z5
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z6
+	VPERMI2PS     Z4, Z3, Z6
+	VMOVDQU32     (SI)(CX*2), Z3
+	VPSRAW        $0x0f, Z3, Z4
+	VPADDW        (BX)(CX*2), Z4, Z4
+	VPSLLD        $0x10, Z4, Z14
+	VPTERNLOGD    $0xf4, Z1, Z3, Z14
+	VPSRLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf8, Z4, Z1, Z3
+	VMULPS        Z11, Z5, Z5
+	VFMADD231PS   Z12, Z14, Z5
+	VMULPS        Z11, Z6, Z6
+	VFMADD231PS   Z12, Z3, Z6
+	VMOVDQU32     (DI)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z4
+	VPANDD        Z1, Z15, Z15
+	VMULPS        Z4, Z2, Z4
+	VFMADD231PS   Z7, Z5, Z4
+	VMULPS        Z15, Z2, Z15
+	VFMADD231PS   Z7, Z6, Z15
+	VPADDD        Z0, Z4, Z16
+	VPADDD        Z0, Z15, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VMULPS        Z9, Z5, Z5
+	VFMADD231PS   Z8, Z4, Z5
+	VFMADD231PS   Z13, Z14, Z14
+	VFMADD231PS   Z10, Z5, Z14
+	VMULPS        Z9, Z6, Z6
+	VFMADD231PS   Z8, Z15, Z6
+	VFMADD231PS   Z13, Z3, Z3
+	VFMADD231PS   Z10, Z6, Z3
+	VPADDD        Z0, Z14, Z4
+	VPADDD        Z0, Z3, Z5
+	VPSRLD        $0x10, Z4, Z4
+	VPTERNLOGD    $0xf8, Z5, Z1, Z4
+	VPSLLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf4, Z1, Z14, Z3
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2457
+	VPSUBW        (BX)(CX*2), Y4, Y5
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z4, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check2020:
+noted2457:
+	VMOVDQU32 Z4, (BX)(CX*2)
+	VMOVDQU32 Z3, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2455:
 	CMPQ CX, R9
-	JB   next2019
+	JB   next2454
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2019
+	JB   next2454
 
-done2012:
-updated1995:
+done2445:
+updated2425:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -5009,15 +6923,15 @@ TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp162023
-	JA     fp322024
+	JE     fp162459
+	JA     fp322460
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check2027
+	JMP    check2463
 
-next2026:
+next2462:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -5032,23 +6946,23 @@ next2026:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check2027:
+check2463:
 	CMPQ DX, R8
-	JB   next2026
+	JB   next2462
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2026
-	JMP  done2025
+	JB   next2462
+	JMP  done2461
 
-fp162023:
+fp162459:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check2029
+	JMP  check2465
 
-next2028:
+next2464:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -5063,23 +6977,23 @@ next2028:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check2029:
+check2465:
 	CMPQ DX, R8
-	JB   next2028
+	JB   next2464
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2028
-	JMP  done2025
+	JB   next2464
+	JMP  done2461
 
-fp322024:
+fp322460:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check2031
+	JMP  check2467
 
-next2030:
+next2466:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -5094,15 +7008,15 @@ next2030:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check2031:
+check2467:
 	CMPQ DX, R8
-	JB   next2030
+	JB   next2466
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2030
+	JB   next2466
 
-done2025:
+done2461:
 	VZEROUPPER
 	RET
 
@@ -5128,15 +7042,15 @@ TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp162033
-	JA     fp322034
+	JE     fp162469
+	JA     fp322470
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check2037
+	JMP    check2473
 
-next2036:
+next2472:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -5154,23 +7068,23 @@ next2036:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check2037:
+check2473:
 	CMPQ DX, R9
-	JB   next2036
+	JB   next2472
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2036
-	JMP  done2035
+	JB   next2472
+	JMP  done2471
 
-fp162033:
+fp162469:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check2039
+	JMP  check2475
 
-next2038:
+next2474:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -5188,23 +7102,23 @@ next2038:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check2039:
+check2475:
 	CMPQ DX, R9
-	JB   next2038
+	JB   next2474
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2038
-	JMP  done2035
+	JB   next2474
+	JMP  done2471
 
-fp322034:
+fp322470:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check2041
+	JMP  check2477
 
-next2040:
+next2476:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -5222,15 +7136,15 @@ next2040:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check2041:
+check2477:
 	CMPQ DX, R9
-	JB   next2040
+	JB   next2476
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2040
+	JB   next2476
 
-done2035:
+done2471:
 	VZEROUPPER
 	RET
 
@@ -5309,12 +7223,12 @@ TEXT ·adamSplitINT8AVX512(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      24(AX), AX
 	CMPQ      CX, $0x01
-	JE        fp162043
-	JA        fp322044
+	JE        fp162479
+	JA        fp322480
 
-block2046:
+block2482:
 	TESTQ   R10, R10
-	JEQ     kept2049
+	JEQ     kept2485
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -5323,7 +7237,7 @@ block2046:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept2049:
+kept2485:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -5343,9 +7257,9 @@ kept2049:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2047:
+tile2483:
 	TESTQ     R10, R10
-	JEQ       kept2050
+	JEQ       kept2486
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -5363,252 +7277,354 @@ tile2047:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2050:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R8)(CX*1)
-	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBW   (R9)(AX*1), Z17
-	VPTESTMW    Z17, Z17, K1
-	VPSLLW      5056(DX), Z17, Z17
-	VPADDW.Z    4864(DX), Z17, K1, Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z7, Z17, Z17
-	VPMOVSXBW   (R8)(AX*1), Z20
-	VPSLLD      $0x13, Z20, Z19
-	VPSLLD      $0x03, Z20, Z20
-	VPANDD      Z3, Z16, Z21
-	VPADDD      Z10, Z21, Z21
-	VPANDD      Z9, Z19, Z18
-	VPADDD      Z21, Z18, Z18
-	VSUBPS      Z21, Z18, Z18
-	VPTERNLOGD  $0xf8, Z5, Z19, Z18
-	VPANDD      Z3, Z17, Z21
-	VPADDD      Z10, Z21, Z21
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z21, Z19, Z19
-	VSUBPS      Z21, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VMOVDQU32   (DI)(AX*2), Z21
-	VPSLLD      $0x10, Z21, Z20
-	VPANDD      Z7, Z21, Z21
-	VMOVDQU32   (SI)(AX*2), Z22
-	VPSRAW      $0x0f, Z22, Z23
-	VPADDW      (BX)(AX*2), Z23, Z23
-	VPSLLD      $0x10, Z23, Z24
-	VPTERNLOGD  $0xf4, Z7, Z22, Z24
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z23, Z7, Z22
-	VMULPS      4096(DX), Z20, Z20
-	VFMADD231PS 4160(DX), Z24, Z20
-	VMULPS      4096(DX), Z21, Z21
-	VFMADD231PS 4160(DX), Z22, Z21
-	VMULPS      Z18, Z11, Z18
-	VFMADD231PS Z12, Z20, Z18
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z21, Z19
-	VMULPS      Z20, Z20, Z20
-	VMULPS      Z21, Z21, Z21
-	VMULPS      Z16, Z16, Z16
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z16, Z13, Z16
-	VFMADD231PS Z14, Z20, Z16
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z21, Z17
-	VMOVUPS     Z18, (DX)(R11*4)
-	VMOVUPS     Z19, 64(DX)(R11*4)
-	VSQRTPS     Z16, Z16
-	VSQRTPS     Z17, Z17
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2048(DX)(R12*4), Z4, Z20
-	VPSRLD      5104(DX), Z0, Z21
-	VPADDD      Z21, Z20, Z20
-	VPANDND     Z3, Z20, Z23
-	VPANDND     (DX)(R12*4), Z5, Z21
-	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z21
-	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z23
-	VPADDD      Z23, Z21, Z21
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R12*4), Z4, Z23
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z23, Z23
-	VPANDND     Z3, Z23, Z26
-	VPANDND     64(DX)(R12*4), Z5, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
-	VPADDD      Z26, Z25, Z25
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z20, Z20
-	VPSRLD      5088(DX), Z23, Z23
-	VPTERNLOGD  $0xf8, Z23, Z7, Z20
-	VPSUBW      4992(DX), Z20, Z20
-	VPSRLD      $0x13, Z21, Z21
-	VPSRLD      $0x03, Z25, Z25
-	VPTERNLOGD  $0xf8, Z25, Z7, Z21
-	VPSRLD      $0x10, (DX)(R12*4), Z23
-	VPTERNLOGD  $0xf8, 64(DX)(R12*4), Z7, Z23
-	VMOVUPS     Z16, 2048(DX)(R11*4)
-	VPMAXUD     Z16, Z2, Z2
-	VPMINUD     Z16, Z1, Z1
-	VMOVUPS     Z17, 2112(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z16
-	VDIVPS      Z16, Z18, Z18
-	VFMADD231PS 4608(DX), Z24, Z24
-	VFMADD231PS 4672(DX), Z18, Z24
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z22, Z22
-	VFMADD231PS 4672(DX), Z19, Z22
-	VPADDD      Z6, Z24, Z16
-	VPADDD      Z6, Z22, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z7, Z16
-	VPSLLD      $0x10, Z22, Z17
-	VPTERNLOGD  $0xf4, Z7, Z24, Z17
-	VMOVDQU32   Z16, (BX)(AX*2)
-	VMOVDQU32   Z17, (SI)(AX*2)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBW   (R9)(AX*1), Z17
-	VPTESTMW    Z17, Z17, K1
-	VPSLLW      5056(DX), Z17, Z17
-	VPADDW.Z    4864(DX), Z17, K1, Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z7, Z17, Z17
-	VPMOVSXBW   (R8)(AX*1), Z22
-	VPSLLD      $0x13, Z22, Z19
-	VPSLLD      $0x03, Z22, Z22
-	VPANDD      Z3, Z16, Z24
-	VPADDD      Z10, Z24, Z24
-	VPANDD      Z9, Z19, Z18
-	VPADDD      Z24, Z18, Z18
-	VSUBPS      Z24, Z18, Z18
-	VPTERNLOGD  $0xf8, Z5, Z19, Z18
-	VPANDD      Z3, Z17, Z24
-	VPADDD      Z10, Z24, Z24
-	VPANDD      Z9, Z22, Z19
-	VPADDD      Z24, Z19, Z19
-	VSUBPS      Z24, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z22, Z19
-	VMOVDQU32   (DI)(AX*2), Z24
-	VPSLLD      $0x10, Z24, Z22
-	VPANDD      Z7, Z24, Z24
-	VMOVDQU32   (SI)(AX*2), Z25
-	VPSRAW      $0x0f, Z25, Z26
-	VPADDW      (BX)(AX*2), Z26, Z26
-	VPSLLD      $0x10, Z26, Z27
-	VPTERNLOGD  $0xf4, Z7, Z25, Z27
-	VPSRLD      $0x10, Z25, Z25
-	VPTERNLOGD  $0xf8, Z26, Z7, Z25
-	VMULPS      4096(DX), Z22, Z22
-	VFMADD231PS 4160(DX), Z27, Z22
-	VMULPS      4096(DX), Z24, Z24
-	VFMADD231PS 4160(DX), Z25, Z24
-	VMULPS      Z18, Z11, Z18
-	VFMADD231PS Z12, Z22, Z18
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z24, Z19
-	VMULPS      Z22, Z22, Z22
-	VMULPS      Z24, Z24, Z24
-	VMULPS      Z16, Z16, Z16
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z16, Z13, Z16
-	VFMADD231PS Z14, Z22, Z16
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z24, Z17
-	VMOVUPS     Z18, 128(DX)(R11*4)
-	VMOVUPS     Z19, 192(DX)(R11*4)
-	VSQRTPS     Z16, Z16
-	VSQRTPS     Z17, Z17
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2176(DX)(R12*4), Z4, Z22
-	VPSRLD      5104(DX), Z0, Z24
-	VPADDD      Z24, Z22, Z22
-	VPANDND     Z3, Z22, Z26
-	VPANDND     128(DX)(R12*4), Z5, Z24
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z24
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
-	VPADDD      Z26, Z24, Z24
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R12*4), Z4, Z26
-	VPSRLD      5104(DX), Z0, Z28
-	VPADDD      Z28, Z26, Z26
-	VPANDND     Z3, Z26, Z29
-	VPANDND     192(DX)(R12*4), Z5, Z28
-	VFMADD213PS pattern3e000000<>+0(SB), Z29, Z28
-	VMOVDQA32   Z0, Z29
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z29
-	VPADDD      Z29, Z28, Z28
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z22, Z22
-	VPSRLD      5088(DX), Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z7, Z22
-	VPSUBW      4992(DX), Z22, Z22
-	VPSRLD      $0x13, Z24, Z24
-	VPSRLD      $0x03, Z28, Z28
-	VPTERNLOGD  $0xf8, Z28, Z7, Z24
-	VPSRLD      $0x10, 128(DX)(R12*4), Z26
-	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z26
-	VPACKSSWB   Z24, Z21, Z24
-	VPACKSSWB   Z26, Z23, Z26
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z24
-	VMOVUPS     inOrder<>+0(SB), Z21
-	VPACKUSWB   Z22, Z20, Z22
-	VPERMQ      Z22, Z21, Z22
-	VPERMQ      Z24, Z21, Z24
-	MOVQ        5136(DX), R12
-	VMOVDQU32   Z22, -32(R12)(AX*1)
-	MOVQ        5128(DX), R12
-	VMOVDQU32   Z24, -32(R12)(AX*1)
-	VMOVUPS     Z16, 2176(DX)(R11*4)
-	VPMAXUD     Z16, Z2, Z2
-	VPMINUD     Z16, Z1, Z1
-	VMOVUPS     Z17, 2240(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z16
-	VDIVPS      Z16, Z18, Z18
-	VFMADD231PS 4608(DX), Z27, Z27
-	VFMADD231PS 4672(DX), Z18, Z27
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z25, Z25
-	VFMADD231PS 4672(DX), Z19, Z25
-	VPADDD      Z6, Z27, Z16
-	VPADDD      Z6, Z25, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z7, Z16
-	VPSLLD      $0x10, Z25, Z17
-	VPTERNLOGD  $0xf4, Z7, Z27, Z17
-	VMOVDQU32   Z16, (BX)(AX*2)
-	VMOVDQU32   Z17, (SI)(AX*2)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	TESTQ       $0x000000ff, AX
-	JNE         tile2047
-	CMPL        5120(DX), $0x00
-	JEQ         done2052
-	SUBQ        $0x00000100, AX
+kept2486:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R11
+	MOVQ          8(R11), R11
+	CMPQ          AX, R11
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R8)(CX*1)
+	PREFETCHT0    (R9)(CX*1)
+	MOVQ          AX, R11
+	ANDQ          $0x000001ff, R11
+	PREFETCHT0    (BX)(CX*2)
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (DI)(CX*2)
+	VPMOVZXBW     (R9)(AX*1), Z17
+	VPTESTMW      Z17, Z17, K1
+	VPSLLW        5056(DX), Z17, Z17
+	VPADDW.Z      4864(DX), Z17, K1, Z17
+	VPSLLD        $0x10, Z17, Z16
+	VPANDD        Z7, Z17, Z17
+	VPMOVSXBW     (R8)(AX*1), Z20
+	VPSLLD        $0x13, Z20, Z19
+	VPSLLD        $0x03, Z20, Z20
+	VPANDD        Z3, Z16, Z21
+	VPADDD        Z10, Z21, Z21
+	VPANDD        Z9, Z19, Z18
+	VPADDD        Z21, Z18, Z18
+	VSUBPS        Z21, Z18, Z18
+	VPTERNLOGD    $0xf8, Z5, Z19, Z18
+	VPANDD        Z3, Z17, Z21
+	VPADDD        Z10, Z21, Z21
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z21, Z19, Z19
+	VSUBPS        Z21, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VMOVDQU32     (DI)(AX*2), Z21
+	VPSLLD        $0x10, Z21, Z20
+	VPANDD        Z7, Z21, Z21
+	VMOVDQU32     (SI)(AX*2), Z22
+	VPSRAW        $0x0f, Z22, Z23
+	VPADDW        (BX)(AX*2), Z23, Z23
+	VPSLLD        $0x10, Z23, Z24
+	VPTERNLOGD    $0xf4, Z7, Z22, Z24
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z23, Z7, Z22
+	VMULPS        4096(DX), Z20, Z20
+	VFMADD231PS   4160(DX), Z24, Z20
+	VMULPS        4096(DX), Z21, Z21
+	VFMADD231PS   4160(DX), Z22, Z21
+	VMULPS        Z18, Z11, Z18
+	VFMADD231PS   Z12, Z20, Z18
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z21, Z19
+	VMULPS        Z20, Z20, Z20
+	VMULPS        Z21, Z21, Z21
+	VMULPS        Z16, Z16, Z16
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z16, Z13, Z16
+	VFMADD231PS   Z14, Z20, Z16
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z21, Z17
+	VMOVUPS       Z18, (DX)(R11*4)
+	VMOVUPS       Z19, 64(DX)(R11*4)
+	VSQRTPS       Z16, Z16
+	VSQRTPS       Z17, Z17
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2048(DX)(R12*4), Z4, Z20
+	VPSRLD        5104(DX), Z0, Z21
+	VPADDD        Z21, Z20, Z20
+	VPANDND       Z3, Z20, Z23
+	VPANDND       (DX)(R12*4), Z5, Z21
+	VFMADD213PS   pattern3e000000<>+0(SB), Z23, Z21
+	VMOVDQA32     Z0, Z23
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z23
+	VPADDD        Z23, Z21, Z21
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R12*4), Z4, Z23
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z23, Z23
+	VPANDND       Z3, Z23, Z26
+	VPANDND       64(DX)(R12*4), Z5, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD        Z26, Z25, Z25
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z20, Z20
+	VPSRLD        5088(DX), Z23, Z23
+	VPTERNLOGD    $0xf8, Z23, Z7, Z20
+	VPSUBW        4992(DX), Z20, Z20
+	VPSRLD        $0x13, Z21, Z21
+	VPSRLD        $0x03, Z25, Z25
+	VPTERNLOGD    $0xf8, Z25, Z7, Z21
+	VPSRLD        $0x10, (DX)(R12*4), Z23
+	VPTERNLOGD    $0xf8, 64(DX)(R12*4), Z7, Z23
+	VMOVUPS       Z16, 2048(DX)(R11*4)
+	VPMAXUD       Z16, Z2, Z2
+	VPMINUD       Z16, Z1, Z1
+	VMOVUPS       Z17, 2112(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z16
+	VDIVPS        Z16, Z18, Z18
+	VFMADD231PS   4608(DX), Z24, Z24
+	VFMADD231PS   4672(DX), Z18, Z24
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z22, Z22
+	VFMADD231PS   4672(DX), Z19, Z22
+	VPADDD        Z6, Z24, Z16
+	VPADDD        Z6, Z22, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z7, Z16
+	VPSLLD        $0x10, Z22, Z17
+	VPTERNLOGD    $0xf4, Z7, Z24, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2487
+	VPSUBW        (BX)(AX*2), Y16, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z16, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-next2051:
+noted2487:
+	VMOVDQU32     Z16, (BX)(AX*2)
+	VMOVDQU32     Z17, (SI)(AX*2)
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (BX)(CX*2)
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (DI)(CX*2)
+	VPMOVZXBW     (R9)(AX*1), Z17
+	VPTESTMW      Z17, Z17, K1
+	VPSLLW        5056(DX), Z17, Z17
+	VPADDW.Z      4864(DX), Z17, K1, Z17
+	VPSLLD        $0x10, Z17, Z16
+	VPANDD        Z7, Z17, Z17
+	VPMOVSXBW     (R8)(AX*1), Z22
+	VPSLLD        $0x13, Z22, Z19
+	VPSLLD        $0x03, Z22, Z22
+	VPANDD        Z3, Z16, Z24
+	VPADDD        Z10, Z24, Z24
+	VPANDD        Z9, Z19, Z18
+	VPADDD        Z24, Z18, Z18
+	VSUBPS        Z24, Z18, Z18
+	VPTERNLOGD    $0xf8, Z5, Z19, Z18
+	VPANDD        Z3, Z17, Z24
+	VPADDD        Z10, Z24, Z24
+	VPANDD        Z9, Z22, Z19
+	VPADDD        Z24, Z19, Z19
+	VSUBPS        Z24, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z22, Z19
+	VMOVDQU32     (DI)(AX*2), Z24
+	VPSLLD        $0x10, Z24, Z22
+	VPANDD        Z7, Z24, Z24
+	VMOVDQU32     (SI)(AX*2), Z25
+	VPSRAW        $0x0f, Z25, Z26
+	VPADDW        (BX)(AX*2), Z26, Z26
+	VPSLLD        $0x10, Z26, Z27
+	VPTERNLOGD    $0xf4, Z7, Z25, Z27
+	VPSRLD        $0x10, Z25, Z25
+	VPTERNLOGD    $0xf8, Z26, Z7, Z25
+	VMULPS        4096(DX), Z22, Z22
+	VFMADD231PS   4160(DX), Z27, Z22
+	VMULPS        4096(DX), Z24, Z24
+	VFMADD231PS   4160(DX), Z25, Z24
+	VMULPS        Z18, Z11, Z18
+	VFMADD231PS   Z12, Z22, Z18
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z24, Z19
+	VMULPS        Z22, Z22, Z22
+	VMULPS        Z24, Z24, Z24
+	VMULPS        Z16, Z16, Z16
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z16, Z13, Z16
+	VFMADD231PS   Z14, Z22, Z16
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z24, Z17
+	VMOVUPS       Z18, 128(DX)(R11*4)
+	VMOVUPS       Z19, 192(DX)(R11*4)
+	VSQRTPS       Z16, Z16
+	VSQRTPS       Z17, Z17
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2176(DX)(R12*4), Z4, Z22
+	VPSRLD        5104(DX), Z0, Z24
+	VPADDD        Z24, Z22, Z22
+	VPANDND       Z3, Z22, Z26
+	VPANDND       128(DX)(R12*4), Z5, Z24
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z24
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD        Z26, Z24, Z24
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R12*4), Z4, Z26
+	VPSRLD        5104(DX), Z0, Z28
+	VPADDD        Z28, Z26, Z26
+	VPANDND       Z3, Z26, Z29
+	VPANDND       192(DX)(R12*4), Z5, Z28
+	VFMADD213PS   pattern3e000000<>+0(SB), Z29, Z28
+	VMOVDQA32     Z0, Z29
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z29
+	VPADDD        Z29, Z28, Z28
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z22, Z22
+	VPSRLD        5088(DX), Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z7, Z22
+	VPSUBW        4992(DX), Z22, Z22
+	VPSRLD        $0x13, Z24, Z24
+	VPSRLD        $0x03, Z28, Z28
+	VPTERNLOGD    $0xf8, Z28, Z7, Z24
+	VPSRLD        $0x10, 128(DX)(R12*4), Z26
+	VPTERNLOGD    $0xf8, 192(DX)(R12*4), Z7, Z26
+	VPACKSSWB     Z24, Z21, Z24
+	VPACKSSWB     Z26, Z23, Z26
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z26, Z24
+	VMOVUPS       inOrder<>+0(SB), Z21
+	VPACKUSWB     Z22, Z20, Z22
+	VPERMQ        Z22, Z21, Z22
+	VPERMQ        Z24, Z21, Z24
+	MOVQ          5136(DX), R12
+	VMOVDQU32     Z22, -32(R12)(AX*1)
+	MOVQ          5128(DX), R12
+	VMOVDQU32     Z24, -32(R12)(AX*1)
+	VMOVUPS       Z16, 2176(DX)(R11*4)
+	VPMAXUD       Z16, Z2, Z2
+	VPMINUD       Z16, Z1, Z1
+	VMOVUPS       Z17, 2240(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z16
+	VDIVPS        Z16, Z18, Z18
+	VFMADD231PS   4608(DX), Z27, Z27
+	VFMADD231PS   4672(DX), Z18, Z27
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z25, Z25
+	VFMADD231PS   4672(DX), Z19, Z25
+	VPADDD        Z6, Z27, Z16
+	VPADDD        Z6, Z25, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z7, Z16
+	VPSLLD        $0x10, Z25, Z17
+	VPTERNLOGD    $0xf4, Z7, Z27, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2488
+	VPSUBW        (BX)(AX*2), Y16, Y18
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z16, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+
+noted2488:
+	VMOVDQU32 Z16, (BX)(AX*2)
+	VMOVDQU32 Z17, (SI)(AX*2)
+	ADDQ      $0x20, AX
+	ADDQ      $0x20, CX
+	TESTQ     $0x000000ff, AX
+	JNE       tile2483
+	CMPL      5120(DX), $0x00
+	JEQ       done2490
+	SUBQ      $0x00000100, AX
+
+next2489:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -5627,9 +7643,9 @@ next2051:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2051
+	JNE        next2489
 
-done2052:
+done2490:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -5654,11 +7670,11 @@ done2052:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2053
+	JEQ           unusual2491
 	CMPL          R13, $0x5f000000
-	JBE           usual2054
+	JBE           usual2492
 
-unusual2053:
+unusual2491:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -5667,7 +7683,7 @@ unusual2053:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2055:
+next2493:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -5676,7 +7692,7 @@ next2055:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2055
+	JB            next2493
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -5698,7 +7714,7 @@ next2055:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2054:
+usual2492:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -5808,13 +7824,13 @@ usual2054:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2046
-	JMP          done2045
+	JB           block2482
+	JMP          done2481
 
-fp162043:
-block2056:
+fp162479:
+block2494:
 	TESTQ   R10, R10
-	JEQ     kept2059
+	JEQ     kept2497
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -5823,7 +7839,7 @@ block2056:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept2059:
+kept2497:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -5843,9 +7859,9 @@ kept2059:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2057:
+tile2495:
 	TESTQ     R10, R10
-	JEQ       kept2060
+	JEQ       kept2498
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -5863,258 +7879,360 @@ tile2057:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2060:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R8)(CX*1)
-	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBW   (R9)(AX*1), Z17
-	VPTESTMW    Z17, Z17, K1
-	VPSLLW      5056(DX), Z17, Z17
-	VPADDW.Z    4864(DX), Z17, K1, Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z7, Z17, Z17
-	VPMOVSXBW   (R8)(AX*1), Z20
-	VPSLLD      $0x13, Z20, Z19
-	VPSLLD      $0x03, Z20, Z20
-	VPANDD      Z3, Z16, Z21
-	VPADDD      Z10, Z21, Z21
-	VPANDD      Z9, Z19, Z18
-	VPADDD      Z21, Z18, Z18
-	VSUBPS      Z21, Z18, Z18
-	VPTERNLOGD  $0xf8, Z5, Z19, Z18
-	VPANDD      Z3, Z17, Z21
-	VPADDD      Z10, Z21, Z21
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z21, Z19, Z19
-	VSUBPS      Z21, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VCVTPH2PS   (DI)(AX*2), Z20
-	VCVTPH2PS   32(DI)(AX*2), Z21
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z22
-	VPERMI2PS   Z21, Z20, Z22
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z23
-	VPERMI2PS   Z21, Z20, Z23
-	VMOVDQU32   (SI)(AX*2), Z20
-	VPSRAW      $0x0f, Z20, Z21
-	VPADDW      (BX)(AX*2), Z21, Z21
-	VPSLLD      $0x10, Z21, Z24
-	VPTERNLOGD  $0xf4, Z7, Z20, Z24
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z7, Z20
-	VMULPS      4096(DX), Z22, Z22
-	VFMADD231PS 4160(DX), Z24, Z22
-	VMULPS      4096(DX), Z23, Z23
-	VFMADD231PS 4160(DX), Z20, Z23
-	VMULPS      Z18, Z11, Z18
-	VFMADD231PS Z12, Z22, Z18
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z23, Z19
-	VMULPS      Z22, Z22, Z22
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z16, Z16, Z16
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z16, Z13, Z16
-	VFMADD231PS Z14, Z22, Z16
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z23, Z17
-	VMOVUPS     Z18, (DX)(R11*4)
-	VMOVUPS     Z19, 64(DX)(R11*4)
-	VSQRTPS     Z16, Z16
-	VSQRTPS     Z17, Z17
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2048(DX)(R12*4), Z4, Z21
-	VPSRLD      5104(DX), Z0, Z22
-	VPADDD      Z22, Z21, Z21
-	VPANDND     Z3, Z21, Z23
-	VPANDND     (DX)(R12*4), Z5, Z22
-	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z22
-	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z23
-	VPADDD      Z23, Z22, Z22
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R12*4), Z4, Z23
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z23, Z23
-	VPANDND     Z3, Z23, Z26
-	VPANDND     64(DX)(R12*4), Z5, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
-	VPADDD      Z26, Z25, Z25
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z21, Z21
-	VPSRLD      5088(DX), Z23, Z23
-	VPTERNLOGD  $0xf8, Z23, Z7, Z21
-	VPSUBW      4992(DX), Z21, Z21
-	VPSRLD      $0x13, Z22, Z22
-	VPSRLD      $0x03, Z25, Z25
-	VPTERNLOGD  $0xf8, Z25, Z7, Z22
-	VPSRLD      $0x10, (DX)(R12*4), Z23
-	VPTERNLOGD  $0xf8, 64(DX)(R12*4), Z7, Z23
-	VMOVUPS     Z16, 2048(DX)(R11*4)
-	VPMAXUD     Z16, Z2, Z2
-	VPMINUD     Z16, Z1, Z1
-	VMOVUPS     Z17, 2112(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z16
-	VDIVPS      Z16, Z18, Z18
-	VFMADD231PS 4608(DX), Z24, Z24
-	VFMADD231PS 4672(DX), Z18, Z24
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z20, Z20
-	VFMADD231PS 4672(DX), Z19, Z20
-	VPADDD      Z6, Z24, Z16
-	VPADDD      Z6, Z20, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z7, Z16
-	VPSLLD      $0x10, Z20, Z17
-	VPTERNLOGD  $0xf4, Z7, Z24, Z17
-	VMOVDQU32   Z16, (BX)(AX*2)
-	VMOVDQU32   Z17, (SI)(AX*2)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBW   (R9)(AX*1), Z17
-	VPTESTMW    Z17, Z17, K1
-	VPSLLW      5056(DX), Z17, Z17
-	VPADDW.Z    4864(DX), Z17, K1, Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z7, Z17, Z17
-	VPMOVSXBW   (R8)(AX*1), Z20
-	VPSLLD      $0x13, Z20, Z19
-	VPSLLD      $0x03, Z20, Z20
-	VPANDD      Z3, Z16, Z24
-	VPADDD      Z10, Z24, Z24
-	VPANDD      Z9, Z19, Z18
-	VPADDD      Z24, Z18, Z18
-	VSUBPS      Z24, Z18, Z18
-	VPTERNLOGD  $0xf8, Z5, Z19, Z18
-	VPANDD      Z3, Z17, Z24
-	VPADDD      Z10, Z24, Z24
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z24, Z19, Z19
-	VSUBPS      Z24, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VCVTPH2PS   (DI)(AX*2), Z20
-	VCVTPH2PS   32(DI)(AX*2), Z24
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
-	VPERMI2PS   Z24, Z20, Z25
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
-	VPERMI2PS   Z24, Z20, Z26
-	VMOVDQU32   (SI)(AX*2), Z20
-	VPSRAW      $0x0f, Z20, Z24
-	VPADDW      (BX)(AX*2), Z24, Z24
-	VPSLLD      $0x10, Z24, Z27
-	VPTERNLOGD  $0xf4, Z7, Z20, Z27
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z24, Z7, Z20
-	VMULPS      4096(DX), Z25, Z25
-	VFMADD231PS 4160(DX), Z27, Z25
-	VMULPS      4096(DX), Z26, Z26
-	VFMADD231PS 4160(DX), Z20, Z26
-	VMULPS      Z18, Z11, Z18
-	VFMADD231PS Z12, Z25, Z18
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z26, Z19
-	VMULPS      Z25, Z25, Z25
-	VMULPS      Z26, Z26, Z26
-	VMULPS      Z16, Z16, Z16
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z16, Z13, Z16
-	VFMADD231PS Z14, Z25, Z16
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z26, Z17
-	VMOVUPS     Z18, 128(DX)(R11*4)
-	VMOVUPS     Z19, 192(DX)(R11*4)
-	VSQRTPS     Z16, Z16
-	VSQRTPS     Z17, Z17
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2176(DX)(R12*4), Z4, Z24
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z24, Z24
-	VPANDND     Z3, Z24, Z26
-	VPANDND     128(DX)(R12*4), Z5, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
-	VPADDD      Z26, Z25, Z25
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R12*4), Z4, Z26
-	VPSRLD      5104(DX), Z0, Z28
-	VPADDD      Z28, Z26, Z26
-	VPANDND     Z3, Z26, Z29
-	VPANDND     192(DX)(R12*4), Z5, Z28
-	VFMADD213PS pattern3e000000<>+0(SB), Z29, Z28
-	VMOVDQA32   Z0, Z29
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z29
-	VPADDD      Z29, Z28, Z28
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z24, Z24
-	VPSRLD      5088(DX), Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z7, Z24
-	VPSUBW      4992(DX), Z24, Z24
-	VPSRLD      $0x13, Z25, Z25
-	VPSRLD      $0x03, Z28, Z28
-	VPTERNLOGD  $0xf8, Z28, Z7, Z25
-	VPSRLD      $0x10, 128(DX)(R12*4), Z26
-	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z26
-	VPACKSSWB   Z25, Z22, Z25
-	VPACKSSWB   Z26, Z23, Z26
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z25
-	VMOVUPS     inOrder<>+0(SB), Z22
-	VPACKUSWB   Z24, Z21, Z24
-	VPERMQ      Z24, Z22, Z24
-	VPERMQ      Z25, Z22, Z25
-	MOVQ        5136(DX), R12
-	VMOVDQU32   Z24, -32(R12)(AX*1)
-	MOVQ        5128(DX), R12
-	VMOVDQU32   Z25, -32(R12)(AX*1)
-	VMOVUPS     Z16, 2176(DX)(R11*4)
-	VPMAXUD     Z16, Z2, Z2
-	VPMINUD     Z16, Z1, Z1
-	VMOVUPS     Z17, 2240(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z16
-	VDIVPS      Z16, Z18, Z18
-	VFMADD231PS 4608(DX), Z27, Z27
-	VFMADD231PS 4672(DX), Z18, Z27
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z20, Z20
-	VFMADD231PS 4672(DX), Z19, Z20
-	VPADDD      Z6, Z27, Z16
-	VPADDD      Z6, Z20, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z7, Z16
-	VPSLLD      $0x10, Z20, Z17
-	VPTERNLOGD  $0xf4, Z7, Z27, Z17
-	VMOVDQU32   Z16, (BX)(AX*2)
-	VMOVDQU32   Z17, (SI)(AX*2)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	TESTQ       $0x000000ff, AX
-	JNE         tile2057
-	CMPL        5120(DX), $0x00
-	JEQ         done2062
-	SUBQ        $0x00000100, AX
+kept2498:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R11
+	MOVQ          8(R11), R11
+	CMPQ          AX, R11
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R8)(CX*1)
+	PREFETCHT0    (R9)(CX*1)
+	MOVQ          AX, R11
+	ANDQ          $0x000001ff, R11
+	PREFETCHT0    (BX)(CX*2)
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (DI)(CX*2)
+	VPMOVZXBW     (R9)(AX*1), Z17
+	VPTESTMW      Z17, Z17, K1
+	VPSLLW        5056(DX), Z17, Z17
+	VPADDW.Z      4864(DX), Z17, K1, Z17
+	VPSLLD        $0x10, Z17, Z16
+	VPANDD        Z7, Z17, Z17
+	VPMOVSXBW     (R8)(AX*1), Z20
+	VPSLLD        $0x13, Z20, Z19
+	VPSLLD        $0x03, Z20, Z20
+	VPANDD        Z3, Z16, Z21
+	VPADDD        Z10, Z21, Z21
+	VPANDD        Z9, Z19, Z18
+	VPADDD        Z21, Z18, Z18
+	VSUBPS        Z21, Z18, Z18
+	VPTERNLOGD    $0xf8, Z5, Z19, Z18
+	VPANDD        Z3, Z17, Z21
+	VPADDD        Z10, Z21, Z21
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z21, Z19, Z19
+	VSUBPS        Z21, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VCVTPH2PS     (DI)(AX*2), Z20
+	VCVTPH2PS     32(DI)(AX*2), Z21
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z22
+	VPERMI2PS     Z21, Z20, Z22
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z23
+	VPERMI2PS     Z21, Z20, Z23
+	VMOVDQU32     (SI)(AX*2), Z20
+	VPSRAW        $0x0f, Z20, Z21
+	VPADDW        (BX)(AX*2), Z21, Z21
+	VPSLLD        $0x10, Z21, Z24
+	VPTERNLOGD    $0xf4, Z7, Z20, Z24
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z7, Z20
+	VMULPS        4096(DX), Z22, Z22
+	VFMADD231PS   4160(DX), Z24, Z22
+	VMULPS        4096(DX), Z23, Z23
+	VFMADD231PS   4160(DX), Z20, Z23
+	VMULPS        Z18, Z11, Z18
+	VFMADD231PS   Z12, Z22, Z18
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z23, Z19
+	VMULPS        Z22, Z22, Z22
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z16, Z16, Z16
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z16, Z13, Z16
+	VFMADD231PS   Z14, Z22, Z16
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z23, Z17
+	VMOVUPS       Z18, (DX)(R11*4)
+	VMOVUPS       Z19, 64(DX)(R11*4)
+	VSQRTPS       Z16, Z16
+	VSQRTPS       Z17, Z17
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2048(DX)(R12*4), Z4, Z21
+	VPSRLD        5104(DX), Z0, Z22
+	VPADDD        Z22, Z21, Z21
+	VPANDND       Z3, Z21, Z23
+	VPANDND       (DX)(R12*4), Z5, Z22
+	VFMADD213PS   pattern3e000000<>+0(SB), Z23, Z22
+	VMOVDQA32     Z0, Z23
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z23
+	VPADDD        Z23, Z22, Z22
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R12*4), Z4, Z23
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z23, Z23
+	VPANDND       Z3, Z23, Z26
+	VPANDND       64(DX)(R12*4), Z5, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD        Z26, Z25, Z25
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z21, Z21
+	VPSRLD        5088(DX), Z23, Z23
+	VPTERNLOGD    $0xf8, Z23, Z7, Z21
+	VPSUBW        4992(DX), Z21, Z21
+	VPSRLD        $0x13, Z22, Z22
+	VPSRLD        $0x03, Z25, Z25
+	VPTERNLOGD    $0xf8, Z25, Z7, Z22
+	VPSRLD        $0x10, (DX)(R12*4), Z23
+	VPTERNLOGD    $0xf8, 64(DX)(R12*4), Z7, Z23
+	VMOVUPS       Z16, 2048(DX)(R11*4)
+	VPMAXUD       Z16, Z2, Z2
+	VPMINUD       Z16, Z1, Z1
+	VMOVUPS       Z17, 2112(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z16
+	VDIVPS        Z16, Z18, Z18
+	VFMADD231PS   4608(DX), Z24, Z24
+	VFMADD231PS   4672(DX), Z18, Z24
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z20, Z20
+	VFMADD231PS   4672(DX), Z19, Z20
+	VPADDD        Z6, Z24, Z16
+	VPADDD        Z6, Z20, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z7, Z16
+	VPSLLD        $0x10, Z20, Z17
+	VPTERNLOGD    $0xf4, Z7, Z24, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2499
+	VPSUBW        (BX)(AX*2), Y16, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z16, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-next2061:
+noted2499:
+	VMOVDQU32     Z16, (BX)(AX*2)
+	VMOVDQU32     Z17, (SI)(AX*2)
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (BX)(CX*2)
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (DI)(CX*2)
+	VPMOVZXBW     (R9)(AX*1), Z17
+	VPTESTMW      Z17, Z17, K1
+	VPSLLW        5056(DX), Z17, Z17
+	VPADDW.Z      4864(DX), Z17, K1, Z17
+	VPSLLD        $0x10, Z17, Z16
+	VPANDD        Z7, Z17, Z17
+	VPMOVSXBW     (R8)(AX*1), Z20
+	VPSLLD        $0x13, Z20, Z19
+	VPSLLD        $0x03, Z20, Z20
+	VPANDD        Z3, Z16, Z24
+	VPADDD        Z10, Z24, Z24
+	VPANDD        Z9, Z19, Z18
+	VPADDD        Z24, Z18, Z18
+	VSUBPS        Z24, Z18, Z18
+	VPTERNLOGD    $0xf8, Z5, Z19, Z18
+	VPANDD        Z3, Z17, Z24
+	VPADDD        Z10, Z24, Z24
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z24, Z19, Z19
+	VSUBPS        Z24, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VCVTPH2PS     (DI)(AX*2), Z20
+	VCVTPH2PS     32(DI)(AX*2), Z24
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS     Z24, Z20, Z25
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS     Z24, Z20, Z26
+	VMOVDQU32     (SI)(AX*2), Z20
+	VPSRAW        $0x0f, Z20, Z24
+	VPADDW        (BX)(AX*2), Z24, Z24
+	VPSLLD        $0x10, Z24, Z27
+	VPTERNLOGD    $0xf4, Z7, Z20, Z27
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z24, Z7, Z20
+	VMULPS        4096(DX), Z25, Z25
+	VFMADD231PS   4160(DX), Z27, Z25
+	VMULPS        4096(DX), Z26, Z26
+	VFMADD231PS   4160(DX), Z20, Z26
+	VMULPS        Z18, Z11, Z18
+	VFMADD231PS   Z12, Z25, Z18
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z26, Z19
+	VMULPS        Z25, Z25, Z25
+	VMULPS        Z26, Z26, Z26
+	VMULPS        Z16, Z16, Z16
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z16, Z13, Z16
+	VFMADD231PS   Z14, Z25, Z16
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z26, Z17
+	VMOVUPS       Z18, 128(DX)(R11*4)
+	VMOVUPS       Z19, 192(DX)(R11*4)
+	VSQRTPS       Z16, Z16
+	VSQRTPS       Z17, Z17
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2176(DX)(R12*4), Z4, Z24
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z24, Z24
+	VPANDND       Z3, Z24, Z26
+	VPANDND       128(DX)(R12*4), Z5, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD        Z26, Z25, Z25
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R12*4), Z4, Z26
+	VPSRLD        5104(DX), Z0, Z28
+	VPADDD        Z28, Z26, Z26
+	VPANDND       Z3, Z26, Z29
+	VPANDND       192(DX)(R12*4), Z5, Z28
+	VFMADD213PS   pattern3e000000<>+0(SB), Z29, Z28
+	VMOVDQA32     Z0, Z29
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z29
+	VPADDD        Z29, Z28, Z28
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z24, Z24
+	VPSRLD        5088(DX), Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z7, Z24
+	VPSUBW        4992(DX), Z24, Z24
+	VPSRLD        $0x13, Z25, Z25
+	VPSRLD        $0x03, Z28, Z28
+	VPTERNLOGD    $0xf8, Z28, Z7, Z25
+	VPSRLD        $0x10, 128(DX)(R12*4), Z26
+	VPTERNLOGD    $0xf8, 192(DX)(R12*4), Z7, Z26
+	VPACKSSWB     Z25, Z22, Z25
+	VPACKSSWB     Z26, Z23, Z26
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z26, Z25
+	VMOVUPS       inOrder<>+0(SB), Z22
+	VPACKUSWB     Z24, Z21, Z24
+	VPERMQ        Z24, Z22, Z24
+	VPERMQ        Z25, Z22, Z25
+	MOVQ          5136(DX), R12
+	VMOVDQU32     Z24, -32(R12)(AX*1)
+	MOVQ          5128(DX), R12
+	VMOVDQU32     Z25, -32(R12)(AX*1)
+	VMOVUPS       Z16, 2176(DX)(R11*4)
+	VPMAXUD       Z16, Z2, Z2
+	VPMINUD       Z16, Z1, Z1
+	VMOVUPS       Z17, 2240(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z16
+	VDIVPS        Z16, Z18, Z18
+	VFMADD231PS   4608(DX), Z27, Z27
+	VFMADD231PS   4672(DX), Z18, Z27
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z20, Z20
+	VFMADD231PS   4672(DX), Z19, Z20
+	VPADDD        Z6, Z27, Z16
+	VPADDD        Z6, Z20, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z7, Z16
+	VPSLLD        $0x10, Z20, Z17
+	VPTERNLOGD    $0xf4, Z7, Z27, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2500
+	VPSUBW        (BX)(AX*2), Y16, Y18
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z16, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+
+noted2500:
+	VMOVDQU32 Z16, (BX)(AX*2)
+	VMOVDQU32 Z17, (SI)(AX*2)
+	ADDQ      $0x20, AX
+	ADDQ      $0x20, CX
+	TESTQ     $0x000000ff, AX
+	JNE       tile2495
+	CMPL      5120(DX), $0x00
+	JEQ       done2502
+	SUBQ      $0x00000100, AX
+
+next2501:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6133,9 +8251,9 @@ next2061:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2061
+	JNE        next2501
 
-done2062:
+done2502:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -6160,11 +8278,11 @@ done2062:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2063
+	JEQ           unusual2503
 	CMPL          R13, $0x5f000000
-	JBE           usual2064
+	JBE           usual2504
 
-unusual2063:
+unusual2503:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -6173,7 +8291,7 @@ unusual2063:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2065:
+next2505:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -6182,7 +8300,7 @@ next2065:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2065
+	JB            next2505
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -6204,7 +8322,7 @@ next2065:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2064:
+usual2504:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -6314,13 +8432,13 @@ usual2064:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2056
-	JMP          done2045
+	JB           block2494
+	JMP          done2481
 
-fp322044:
-block2066:
+fp322480:
+block2506:
 	TESTQ   R10, R10
-	JEQ     kept2069
+	JEQ     kept2509
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -6329,7 +8447,7 @@ block2066:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept2069:
+kept2509:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -6349,9 +8467,9 @@ kept2069:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2067:
+tile2507:
 	TESTQ     R10, R10
-	JEQ       kept2070
+	JEQ       kept2510
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -6369,260 +8487,362 @@ tile2067:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2070:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R8)(CX*1)
-	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*4)
-	PREFETCHT0  64(DI)(CX*4)
-	VPMOVZXBW   (R9)(AX*1), Z17
-	VPTESTMW    Z17, Z17, K1
-	VPSLLW      5056(DX), Z17, Z17
-	VPADDW.Z    4864(DX), Z17, K1, Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z7, Z17, Z17
-	VPMOVSXBW   (R8)(AX*1), Z20
-	VPSLLD      $0x13, Z20, Z19
-	VPSLLD      $0x03, Z20, Z20
-	VPANDD      Z3, Z16, Z21
-	VPADDD      Z10, Z21, Z21
-	VPANDD      Z9, Z19, Z18
-	VPADDD      Z21, Z18, Z18
-	VSUBPS      Z21, Z18, Z18
-	VPTERNLOGD  $0xf8, Z5, Z19, Z18
-	VPANDD      Z3, Z17, Z21
-	VPADDD      Z10, Z21, Z21
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z21, Z19, Z19
-	VSUBPS      Z21, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VMOVUPS     (DI)(AX*4), Z20
-	VMOVUPS     64(DI)(AX*4), Z21
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z22
-	VPERMI2PS   Z21, Z20, Z22
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z23
-	VPERMI2PS   Z21, Z20, Z23
-	VMOVDQU32   (SI)(AX*2), Z20
-	VPSRAW      $0x0f, Z20, Z21
-	VPADDW      (BX)(AX*2), Z21, Z21
-	VPSLLD      $0x10, Z21, Z24
-	VPTERNLOGD  $0xf4, Z7, Z20, Z24
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z7, Z20
-	VMULPS      4096(DX), Z22, Z22
-	VFMADD231PS 4160(DX), Z24, Z22
-	VMULPS      4096(DX), Z23, Z23
-	VFMADD231PS 4160(DX), Z20, Z23
-	VMULPS      Z18, Z11, Z18
-	VFMADD231PS Z12, Z22, Z18
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z23, Z19
-	VMULPS      Z22, Z22, Z22
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z16, Z16, Z16
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z16, Z13, Z16
-	VFMADD231PS Z14, Z22, Z16
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z23, Z17
-	VMOVUPS     Z18, (DX)(R11*4)
-	VMOVUPS     Z19, 64(DX)(R11*4)
-	VSQRTPS     Z16, Z16
-	VSQRTPS     Z17, Z17
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2048(DX)(R12*4), Z4, Z21
-	VPSRLD      5104(DX), Z0, Z22
-	VPADDD      Z22, Z21, Z21
-	VPANDND     Z3, Z21, Z23
-	VPANDND     (DX)(R12*4), Z5, Z22
-	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z22
-	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z23
-	VPADDD      Z23, Z22, Z22
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R12*4), Z4, Z23
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z23, Z23
-	VPANDND     Z3, Z23, Z26
-	VPANDND     64(DX)(R12*4), Z5, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
-	VPADDD      Z26, Z25, Z25
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z21, Z21
-	VPSRLD      5088(DX), Z23, Z23
-	VPTERNLOGD  $0xf8, Z23, Z7, Z21
-	VPSUBW      4992(DX), Z21, Z21
-	VPSRLD      $0x13, Z22, Z22
-	VPSRLD      $0x03, Z25, Z25
-	VPTERNLOGD  $0xf8, Z25, Z7, Z22
-	VPSRLD      $0x10, (DX)(R12*4), Z23
-	VPTERNLOGD  $0xf8, 64(DX)(R12*4), Z7, Z23
-	VMOVUPS     Z16, 2048(DX)(R11*4)
-	VPMAXUD     Z16, Z2, Z2
-	VPMINUD     Z16, Z1, Z1
-	VMOVUPS     Z17, 2112(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z16
-	VDIVPS      Z16, Z18, Z18
-	VFMADD231PS 4608(DX), Z24, Z24
-	VFMADD231PS 4672(DX), Z18, Z24
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z20, Z20
-	VFMADD231PS 4672(DX), Z19, Z20
-	VPADDD      Z6, Z24, Z16
-	VPADDD      Z6, Z20, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z7, Z16
-	VPSLLD      $0x10, Z20, Z17
-	VPTERNLOGD  $0xf4, Z7, Z24, Z17
-	VMOVDQU32   Z16, (BX)(AX*2)
-	VMOVDQU32   Z17, (SI)(AX*2)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*4)
-	PREFETCHT0  64(DI)(CX*4)
-	VPMOVZXBW   (R9)(AX*1), Z17
-	VPTESTMW    Z17, Z17, K1
-	VPSLLW      5056(DX), Z17, Z17
-	VPADDW.Z    4864(DX), Z17, K1, Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z7, Z17, Z17
-	VPMOVSXBW   (R8)(AX*1), Z20
-	VPSLLD      $0x13, Z20, Z19
-	VPSLLD      $0x03, Z20, Z20
-	VPANDD      Z3, Z16, Z24
-	VPADDD      Z10, Z24, Z24
-	VPANDD      Z9, Z19, Z18
-	VPADDD      Z24, Z18, Z18
-	VSUBPS      Z24, Z18, Z18
-	VPTERNLOGD  $0xf8, Z5, Z19, Z18
-	VPANDD      Z3, Z17, Z24
-	VPADDD      Z10, Z24, Z24
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z24, Z19, Z19
-	VSUBPS      Z24, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VMOVUPS     (DI)(AX*4), Z20
-	VMOVUPS     64(DI)(AX*4), Z24
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
-	VPERMI2PS   Z24, Z20, Z25
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
-	VPERMI2PS   Z24, Z20, Z26
-	VMOVDQU32   (SI)(AX*2), Z20
-	VPSRAW      $0x0f, Z20, Z24
-	VPADDW      (BX)(AX*2), Z24, Z24
-	VPSLLD      $0x10, Z24, Z27
-	VPTERNLOGD  $0xf4, Z7, Z20, Z27
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z24, Z7, Z20
-	VMULPS      4096(DX), Z25, Z25
-	VFMADD231PS 4160(DX), Z27, Z25
-	VMULPS      4096(DX), Z26, Z26
-	VFMADD231PS 4160(DX), Z20, Z26
-	VMULPS      Z18, Z11, Z18
-	VFMADD231PS Z12, Z25, Z18
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z26, Z19
-	VMULPS      Z25, Z25, Z25
-	VMULPS      Z26, Z26, Z26
-	VMULPS      Z16, Z16, Z16
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z16, Z13, Z16
-	VFMADD231PS Z14, Z25, Z16
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z26, Z17
-	VMOVUPS     Z18, 128(DX)(R11*4)
-	VMOVUPS     Z19, 192(DX)(R11*4)
-	VSQRTPS     Z16, Z16
-	VSQRTPS     Z17, Z17
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2176(DX)(R12*4), Z4, Z24
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z24, Z24
-	VPANDND     Z3, Z24, Z26
-	VPANDND     128(DX)(R12*4), Z5, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
-	VPADDD      Z26, Z25, Z25
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R12*4), Z4, Z26
-	VPSRLD      5104(DX), Z0, Z28
-	VPADDD      Z28, Z26, Z26
-	VPANDND     Z3, Z26, Z29
-	VPANDND     192(DX)(R12*4), Z5, Z28
-	VFMADD213PS pattern3e000000<>+0(SB), Z29, Z28
-	VMOVDQA32   Z0, Z29
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z29
-	VPADDD      Z29, Z28, Z28
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z24, Z24
-	VPSRLD      5088(DX), Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z7, Z24
-	VPSUBW      4992(DX), Z24, Z24
-	VPSRLD      $0x13, Z25, Z25
-	VPSRLD      $0x03, Z28, Z28
-	VPTERNLOGD  $0xf8, Z28, Z7, Z25
-	VPSRLD      $0x10, 128(DX)(R12*4), Z26
-	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z26
-	VPACKSSWB   Z25, Z22, Z25
-	VPACKSSWB   Z26, Z23, Z26
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z25
-	VMOVUPS     inOrder<>+0(SB), Z22
-	VPACKUSWB   Z24, Z21, Z24
-	VPERMQ      Z24, Z22, Z24
-	VPERMQ      Z25, Z22, Z25
-	MOVQ        5136(DX), R12
-	VMOVDQU32   Z24, -32(R12)(AX*1)
-	MOVQ        5128(DX), R12
-	VMOVDQU32   Z25, -32(R12)(AX*1)
-	VMOVUPS     Z16, 2176(DX)(R11*4)
-	VPMAXUD     Z16, Z2, Z2
-	VPMINUD     Z16, Z1, Z1
-	VMOVUPS     Z17, 2240(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z16
-	VDIVPS      Z16, Z18, Z18
-	VFMADD231PS 4608(DX), Z27, Z27
-	VFMADD231PS 4672(DX), Z18, Z27
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z20, Z20
-	VFMADD231PS 4672(DX), Z19, Z20
-	VPADDD      Z6, Z27, Z16
-	VPADDD      Z6, Z20, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z7, Z16
-	VPSLLD      $0x10, Z20, Z17
-	VPTERNLOGD  $0xf4, Z7, Z27, Z17
-	VMOVDQU32   Z16, (BX)(AX*2)
-	VMOVDQU32   Z17, (SI)(AX*2)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	TESTQ       $0x000000ff, AX
-	JNE         tile2067
-	CMPL        5120(DX), $0x00
-	JEQ         done2072
-	SUBQ        $0x00000100, AX
+kept2510:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R11
+	MOVQ          8(R11), R11
+	CMPQ          AX, R11
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R8)(CX*1)
+	PREFETCHT0    (R9)(CX*1)
+	MOVQ          AX, R11
+	ANDQ          $0x000001ff, R11
+	PREFETCHT0    (BX)(CX*2)
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (DI)(CX*4)
+	PREFETCHT0    64(DI)(CX*4)
+	VPMOVZXBW     (R9)(AX*1), Z17
+	VPTESTMW      Z17, Z17, K1
+	VPSLLW        5056(DX), Z17, Z17
+	VPADDW.Z      4864(DX), Z17, K1, Z17
+	VPSLLD        $0x10, Z17, Z16
+	VPANDD        Z7, Z17, Z17
+	VPMOVSXBW     (R8)(AX*1), Z20
+	VPSLLD        $0x13, Z20, Z19
+	VPSLLD        $0x03, Z20, Z20
+	VPANDD        Z3, Z16, Z21
+	VPADDD        Z10, Z21, Z21
+	VPANDD        Z9, Z19, Z18
+	VPADDD        Z21, Z18, Z18
+	VSUBPS        Z21, Z18, Z18
+	VPTERNLOGD    $0xf8, Z5, Z19, Z18
+	VPANDD        Z3, Z17, Z21
+	VPADDD        Z10, Z21, Z21
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z21, Z19, Z19
+	VSUBPS        Z21, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VMOVUPS       (DI)(AX*4), Z20
+	VMOVUPS       64(DI)(AX*4), Z21
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z22
+	VPERMI2PS     Z21, Z20, Z22
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z23
+	VPERMI2PS     Z21, Z20, Z23
+	VMOVDQU32     (SI)(AX*2), Z20
+	VPSRAW        $0x0f, Z20, Z21
+	VPADDW        (BX)(AX*2), Z21, Z21
+	VPSLLD        $0x10, Z21, Z24
+	VPTERNLOGD    $0xf4, Z7, Z20, Z24
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z7, Z20
+	VMULPS        4096(DX), Z22, Z22
+	VFMADD231PS   4160(DX), Z24, Z22
+	VMULPS        4096(DX), Z23, Z23
+	VFMADD231PS   4160(DX), Z20, Z23
+	VMULPS        Z18, Z11, Z18
+	VFMADD231PS   Z12, Z22, Z18
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z23, Z19
+	VMULPS        Z22, Z22, Z22
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z16, Z16, Z16
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z16, Z13, Z16
+	VFMADD231PS   Z14, Z22, Z16
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z23, Z17
+	VMOVUPS       Z18, (DX)(R11*4)
+	VMOVUPS       Z19, 64(DX)(R11*4)
+	VSQRTPS       Z16, Z16
+	VSQRTPS       Z17, Z17
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2048(DX)(R12*4), Z4, Z21
+	VPSRLD        5104(DX), Z0, Z22
+	VPADDD        Z22, Z21, Z21
+	VPANDND       Z3, Z21, Z23
+	VPANDND       (DX)(R12*4), Z5, Z22
+	VFMADD213PS   pattern3e000000<>+0(SB), Z23, Z22
+	VMOVDQA32     Z0, Z23
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z23
+	VPADDD        Z23, Z22, Z22
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R12*4), Z4, Z23
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z23, Z23
+	VPANDND       Z3, Z23, Z26
+	VPANDND       64(DX)(R12*4), Z5, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD        Z26, Z25, Z25
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z21, Z21
+	VPSRLD        5088(DX), Z23, Z23
+	VPTERNLOGD    $0xf8, Z23, Z7, Z21
+	VPSUBW        4992(DX), Z21, Z21
+	VPSRLD        $0x13, Z22, Z22
+	VPSRLD        $0x03, Z25, Z25
+	VPTERNLOGD    $0xf8, Z25, Z7, Z22
+	VPSRLD        $0x10, (DX)(R12*4), Z23
+	VPTERNLOGD    $0xf8, 64(DX)(R12*4), Z7, Z23
+	VMOVUPS       Z16, 2048(DX)(R11*4)
+	VPMAXUD       Z16, Z2, Z2
+	VPMINUD       Z16, Z1, Z1
+	VMOVUPS       Z17, 2112(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z16
+	VDIVPS        Z16, Z18, Z18
+	VFMADD231PS   4608(DX), Z24, Z24
+	VFMADD231PS   4672(DX), Z18, Z24
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z20, Z20
+	VFMADD231PS   4672(DX), Z19, Z20
+	VPADDD        Z6, Z24, Z16
+	VPADDD        Z6, Z20, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z7, Z16
+	VPSLLD        $0x10, Z20, Z17
+	VPTERNLOGD    $0xf4, Z7, Z24, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2511
+	VPSUBW        (BX)(AX*2), Y16, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z16, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-next2071:
+noted2511:
+	VMOVDQU32     Z16, (BX)(AX*2)
+	VMOVDQU32     Z17, (SI)(AX*2)
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (BX)(CX*2)
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (DI)(CX*4)
+	PREFETCHT0    64(DI)(CX*4)
+	VPMOVZXBW     (R9)(AX*1), Z17
+	VPTESTMW      Z17, Z17, K1
+	VPSLLW        5056(DX), Z17, Z17
+	VPADDW.Z      4864(DX), Z17, K1, Z17
+	VPSLLD        $0x10, Z17, Z16
+	VPANDD        Z7, Z17, Z17
+	VPMOVSXBW     (R8)(AX*1), Z20
+	VPSLLD        $0x13, Z20, Z19
+	VPSLLD        $0x03, Z20, Z20
+	VPANDD        Z3, Z16, Z24
+	VPADDD        Z10, Z24, Z24
+	VPANDD        Z9, Z19, Z18
+	VPADDD        Z24, Z18, Z18
+	VSUBPS        Z24, Z18, Z18
+	VPTERNLOGD    $0xf8, Z5, Z19, Z18
+	VPANDD        Z3, Z17, Z24
+	VPADDD        Z10, Z24, Z24
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z24, Z19, Z19
+	VSUBPS        Z24, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VMOVUPS       (DI)(AX*4), Z20
+	VMOVUPS       64(DI)(AX*4), Z24
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS     Z24, Z20, Z25
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS     Z24, Z20, Z26
+	VMOVDQU32     (SI)(AX*2), Z20
+	VPSRAW        $0x0f, Z20, Z24
+	VPADDW        (BX)(AX*2), Z24, Z24
+	VPSLLD        $0x10, Z24, Z27
+	VPTERNLOGD    $0xf4, Z7, Z20, Z27
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z24, Z7, Z20
+	VMULPS        4096(DX), Z25, Z25
+	VFMADD231PS   4160(DX), Z27, Z25
+	VMULPS        4096(DX), Z26, Z26
+	VFMADD231PS   4160(DX), Z20, Z26
+	VMULPS        Z18, Z11, Z18
+	VFMADD231PS   Z12, Z25, Z18
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z26, Z19
+	VMULPS        Z25, Z25, Z25
+	VMULPS        Z26, Z26, Z26
+	VMULPS        Z16, Z16, Z16
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z16, Z13, Z16
+	VFMADD231PS   Z14, Z25, Z16
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z26, Z17
+	VMOVUPS       Z18, 128(DX)(R11*4)
+	VMOVUPS       Z19, 192(DX)(R11*4)
+	VSQRTPS       Z16, Z16
+	VSQRTPS       Z17, Z17
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2176(DX)(R12*4), Z4, Z24
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z24, Z24
+	VPANDND       Z3, Z24, Z26
+	VPANDND       128(DX)(R12*4), Z5, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD        Z26, Z25, Z25
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R12*4), Z4, Z26
+	VPSRLD        5104(DX), Z0, Z28
+	VPADDD        Z28, Z26, Z26
+	VPANDND       Z3, Z26, Z29
+	VPANDND       192(DX)(R12*4), Z5, Z28
+	VFMADD213PS   pattern3e000000<>+0(SB), Z29, Z28
+	VMOVDQA32     Z0, Z29
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z29
+	VPADDD        Z29, Z28, Z28
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z24, Z24
+	VPSRLD        5088(DX), Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z7, Z24
+	VPSUBW        4992(DX), Z24, Z24
+	VPSRLD        $0x13, Z25, Z25
+	VPSRLD        $0x03, Z28, Z28
+	VPTERNLOGD    $0xf8, Z28, Z7, Z25
+	VPSRLD        $0x10, 128(DX)(R12*4), Z26
+	VPTERNLOGD    $0xf8, 192(DX)(R12*4), Z7, Z26
+	VPACKSSWB     Z25, Z22, Z25
+	VPACKSSWB     Z26, Z23, Z26
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z26, Z25
+	VMOVUPS       inOrder<>+0(SB), Z22
+	VPACKUSWB     Z24, Z21, Z24
+	VPERMQ        Z24, Z22, Z24
+	VPERMQ        Z25, Z22, Z25
+	MOVQ          5136(DX), R12
+	VMOVDQU32     Z24, -32(R12)(AX*1)
+	MOVQ          5128(DX), R12
+	VMOVDQU32     Z25, -32(R12)(AX*1)
+	VMOVUPS       Z16, 2176(DX)(R11*4)
+	VPMAXUD       Z16, Z2, Z2
+	VPMINUD       Z16, Z1, Z1
+	VMOVUPS       Z17, 2240(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z16
+	VDIVPS        Z16, Z18, Z18
+	VFMADD231PS   4608(DX), Z27, Z27
+	VFMADD231PS   4672(DX), Z18, Z27
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z20, Z20
+	VFMADD231PS   4672(DX), Z19, Z20
+	VPADDD        Z6, Z27, Z16
+	VPADDD        Z6, Z20, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z7, Z16
+	VPSLLD        $0x10, Z20, Z17
+	VPTERNLOGD    $0xf4, Z7, Z27, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2512
+	VPSUBW        (BX)(AX*2), Y16, Y18
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z16, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+
+noted2512:
+	VMOVDQU32 Z16, (BX)(AX*2)
+	VMOVDQU32 Z17, (SI)(AX*2)
+	ADDQ      $0x20, AX
+	ADDQ      $0x20, CX
+	TESTQ     $0x000000ff, AX
+	JNE       tile2507
+	CMPL      5120(DX), $0x00
+	JEQ       done2514
+	SUBQ      $0x00000100, AX
+
+next2513:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6641,9 +8861,9 @@ next2071:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2071
+	JNE        next2513
 
-done2072:
+done2514:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -6668,11 +8888,11 @@ done2072:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2073
+	JEQ           unusual2515
 	CMPL          R13, $0x5f000000
-	JBE           usual2074
+	JBE           usual2516
 
-unusual2073:
+unusual2515:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -6681,7 +8901,7 @@ unusual2073:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2075:
+next2517:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -6690,7 +8910,7 @@ next2075:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2075
+	JB            next2517
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -6712,7 +8932,7 @@ next2075:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2074:
+usual2516:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -6822,10 +9042,10 @@ usual2074:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2066
+	JB           block2506
 
-done2045:
-tile2076:
+done2481:
+tile2518:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -6903,12 +9123,12 @@ tile2076:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile2076
+	JNE         tile2518
 	CMPL        5120(DX), $0x00
-	JEQ         done2078
+	JEQ         done2520
 	SUBQ        $0x00000100, AX
 
-next2077:
+next2519:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6927,9 +9147,9 @@ next2077:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2077
+	JNE        next2519
 
-done2078:
+done2520:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -6958,15 +9178,15 @@ TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp162080
-	JA     fp322081
+	JE     fp162522
+	JA     fp322523
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R11
 	MOVQ   16(R11), R11
 	ADDQ   DX, R11
-	JMP    check2084
+	JMP    check2526
 
-next2083:
+next2525:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -6982,33 +9202,33 @@ next2083:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2085
+	JNE        within2527
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2085:
+within2527:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2084:
+check2526:
 	CMPQ DX, R10
-	JB   next2083
+	JB   next2525
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2083
-	JMP  done2082
+	JB   next2525
+	JMP  done2524
 
-fp162080:
+fp162522:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check2087
+	JMP  check2529
 
-next2086:
+next2528:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -7024,33 +9244,33 @@ next2086:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2088
+	JNE        within2530
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2088:
+within2530:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2087:
+check2529:
 	CMPQ DX, R10
-	JB   next2086
+	JB   next2528
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2086
-	JMP  done2082
+	JB   next2528
+	JMP  done2524
 
-fp322081:
+fp322523:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check2090
+	JMP  check2532
 
-next2089:
+next2531:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -7066,24 +9286,24 @@ next2089:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2091
+	JNE        within2533
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2091:
+within2533:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2090:
+check2532:
 	CMPQ DX, R10
-	JB   next2089
+	JB   next2531
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2089
+	JB   next2531
 
-done2082:
+done2524:
 	VZEROUPPER
 	RET

@@ -4,86 +4,95 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"plimsoll/internal/state/optim/kernel/abi"
 )
 
-// compareWords writes the function that compares parameters with what they were. It goes through 32 of them at a time,
-// and sets a bit for each that has changed, that became lower, and that moved by more than one. It returns 0 if none
-// moved that far.
-func (s instructionSet) compareWords() {
-	TEXT("compareWords"+s.name, 4,
-		"func(n int, old *uint16, now *uint16, changed *uint64, lower *uint64, far *uint64) uint32")
-	n, index, place := Load(Param("n"), GP64()), GP64(), GP64()
-	old := stream{Load(Param("old"), GP64()), 2}
-	now := stream{Load(Param("now"), GP64()), 2}
-	var masks [3]reg.Register
-	for i, name := range []string{"changed", "lower", "far"} {
-		masks[i] = Load(Param(name), GP64())
-	}
-	s.hold(0x00010001, 0x00020002)
-	any := GP32()
-	XORL(any, any)
-	XORQ(index, index)
-	next, check := label("next"), label("check")
-	JMP(LabelRef(check))
-	Label(next)
-	MOVQ(index, place)
-	SHRQ(U8(3), place) // a byte has bits for eight
-	for i, mask := range s.compareGroup(old, now, index) {
-		MOVL(mask, Mem{Base: masks[i], Index: place, Scale: 1})
-		if i == 2 {
-			ORL(mask, any)
+// note emits code that compares parameters with those that they are about to replace, if anybody wants to know
+// ([abi.Arguments.Moves]). They are still in memory, in a line that the kernel has in the first-level cache. No branch
+// depends on what has changed: a processor would guess wrong for most parameters that change.
+func (s instructionSet) note(now reg.VecVirtual, parameter stream, index reg.Register) {
+	noted, asked := label("noted"), argument("Moves")
+	TESTQ(asked, asked)
+	JEQ(LabelRef(noted))
+	for first := 0; first < s.group(); first += abi.Group {
+		words, by := now.AsY(), YMM()
+		if first > 0 {
+			VEXTRACTI64X4(U8(1), now, by)
+			words = by
 		}
+		VPSUBW(parameter.at(index, first), words, by)
+		place := GP64()
+		MOVQ(index, place)
+		SHRQ(U8(2), place) // 4 bytes for 16 elements
+		ADDQ(argument("Moves"), place)
+		s.moves(by, Mem{Base: place, Disp: first / 4})
+		s.keepFar(by, parameter.at(index, first))
 	}
-	ADDQ(U8(32), index)
-	Label(check)
-	CMPQ(index, n)
-	JB(LabelRef(next))
-	Store(any, ReturnIndex(0))
-	VZEROUPPER()
-	RET()
+	Label(noted)
 }
 
-// compareGroup returns masks of 32 parameters: changed, lower, and moved by more than one.
-func (s instructionSet) compareGroup(old, now stream, index reg.Register) [3]reg.GPVirtual {
-	masks := [3]reg.GPVirtual{GP32(), GP32(), GP32()}
+// keepFar stores 16 words where those of a group go that moved far. The next group overwrites them if none did: the zero
+// flag says so. x is a register for them.
+func (s instructionSet) keepFar(x reg.VecVirtual, old Mem) {
+	place, err := Dereference(Param("a")).Field("Kept").Resolve()
+	if err != nil {
+		panic(err)
+	}
+	next, bytes := GP64(), GP64()
+	MOVQ(place.Addr, next)
+	if s.lanes == 16 { // has more registers, and other instructions for them
+		VMOVDQU16(old, x)
+		VMOVDQU16(x, Mem{Base: next})
+	} else {
+		VMOVDQU(old, x)
+		VMOVDQU(x, Mem{Base: next})
+	}
+	SETNE(bytes.As8())
+	MOVBLZX(bytes.As8(), bytes.As32())
+	SHLQ(U8(5), bytes)
+	ADDQ(bytes, place.Addr)
+}
+
+// moves stores how 16 words have moved, and changes by. The zero flag tells whether all moved by one at most.
+func (s instructionSet) moves(by reg.VecVirtual, moves Mem) {
 	if s.lanes == 16 {
-		by, more, x := ZMM(), ZMM(), [3]reg.OpmaskVirtual{K(), K(), K()}
-		VMOVDQU16(now.at(index, 0), by)
-		VPSUBW(old.at(index, 0), by, by)
-		VPADDW(s.integer(0x00010001), by, more)
-		VPTESTMW(by, by, x[0])
-		VPMOVW2M(by, x[1])
-		const greater = 6
-		VPCMPUW(U8(greater), s.integer(0x00020002), more, x[2])
-		for i := range x {
-			KMOVD(x[i], masks[i])
-		}
-		return masks
+		s.movesInMasks(by, moves)
+	} else {
+		s.movesInWords(by, moves)
 	}
-	zero, by, more := YMM(), [2]reg.VecVirtual{YMM(), YMM()}, [2]reg.VecVirtual{YMM(), YMM()}
-	s.clear(zero)
-	for half := range by {
-		VMOVDQU(now.at(index, 16*half), by[half])
-		VPSUBW(old.at(index, 16*half), by[half], by[half])
-		VPADDW(s.integer(0x00010001), by[half], more[half])
-		VPSUBUSW(s.integer(0x00020002), more[half], more[half]) // 0 unless it moved by more than one
-		VPCMPEQW(zero, more[half], more[half])
-	}
-	s.signs(by, masks[1])
-	s.signs(more, masks[2])
-	for half := range by {
-		VPCMPEQW(zero, by[half], by[half])
-	}
-	s.signs(by, masks[0])
-	NOTL(masks[0])
-	NOTL(masks[2])
-	return masks
 }
 
-// signs sets a mask to the signs of 32 words.
-func (s instructionSet) signs(words [2]reg.VecVirtual, mask reg.GPVirtual) {
-	bytes := YMM()
-	VPACKSSWB(words[1], words[0], bytes)
-	VPERMQ(U8(0b11_01_10_00), bytes, bytes) // the instruction before took the halves of both by turns
-	VPMOVMSKB(bytes, mask)
+// movesInMasks is moves for AVX-512. Some kernels have two mask registers to spare, and two others.
+func (s instructionSet) movesInMasks(by reg.VecVirtual, moves Mem) {
+	const greater = 6
+	one, mask, far := integer(0x00010001), K(), K()
+	VPMOVW2M(by, mask)
+	VPABSW(by, by)
+	VPCMPUW(U8(greater), one, by, far)
+	KORW(far, mask, mask)
+	KMOVW(mask, moves.Offset(2))
+	VPCMPEQW(one, by, mask)
+	KMOVW(mask, moves)
+	KORTESTW(far, far)
+}
+
+// movesInWords is moves for AVX2.
+func (s instructionSet) movesInWords(by reg.VecVirtual, moves Mem) {
+	near, within, moved := YMM(), YMM(), GP32()
+	s.clear(near)
+	VPADDW(integer(0x00010001), by, within)
+	VPSUBUSW(integer(0x00020002), within, within) // 0 unless the word moved by more than one
+	VPCMPEQW(near, within, within)
+	VPCMPEQW(near, by, near)
+	VPANDN(within, near, near)
+	VPCMPGTW(integer(0xffffffff), by, by)
+	VPAND(within, by, by) // neither lower nor far
+	VPACKSSWB(by, near, near)
+	VPERMQ(U8(inQuarters), near, near)
+	VPMOVMSKB(near, moved)
+	XORL(U32(0xffff0000), moved)
+	MOVL(moved, moves)
+	VPMOVMSKB(within, moved)
+	CMPL(moved, I8(-1))
 }

@@ -59,7 +59,6 @@ func main() {
 			s.sumPairs()
 			s.sumWideSquares()
 			s.accumulate()
-			s.compareWords()
 		}
 	}
 	vendor()
@@ -161,7 +160,6 @@ func dispatch() string {
 		fmt.Fprintf(&declarations, "//go:noescape\nfunc sumPairs%s(n int, prefetching int, gradient *byte, sums *[2][16]float64)\n\n", s.name)
 		fmt.Fprintf(&declarations, "//go:noescape\nfunc sumWideSquares%s(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)\n\n", s.name)
 		fmt.Fprintf(&declarations, "//go:noescape\nfunc accumulate%s(n int, prefetching int, sumKind int, sum *byte, kind int, gradient *byte)\n\n", s.name)
-		fmt.Fprintf(&declarations, "//go:noescape\nfunc compareWords%s(n int, old *uint16, now *uint16, changed *uint64, lower *uint64, far *uint64) uint32\n\n", s.name)
 	}
 	return generated + `
 //go:build amd64 && !purego
