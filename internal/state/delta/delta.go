@@ -61,19 +61,22 @@ var types = [...]dtype.Type{dtype.BF16, dtype.F16, dtype.F32}
 type form byte
 
 const (
-	same   form = iota // nothing has changed
-	gaps               // the number of changes, and the distance of each to the one before
-	masked             // a bit for each element
-	dense              // all words
+	same  form = iota // nothing has changed
+	apart             // the number of changes, and the distance of each to the one before
+	bits              // a bit for each element
+	dense             // all words
 )
 
 // streams are the parts of a message. Each is compressed by itself.
 const (
 	table  = iota // of the pieces
-	forms         // of the blocks
-	places        // of changes
+	forms         // a byte for each block
+	counts        // of the changes of a block, where their places are gaps
+	gaps          // between changes
+	masks         // of changes
 	values        // of changes of 16 bits: a byte each, or far
-	words         // old xor new where a value is far; new words of 32 bits; all words of dense blocks
+	words         // old xor new where a value is far; new words of 32 bits
+	all           // the words of dense blocks
 	streams
 )
 

@@ -109,6 +109,9 @@ func (m *Message) readTable(pieces uint32) error {
 		if names[p.Name] {
 			return fmt.Errorf("parameter %q is there twice", p.Name)
 		}
+		if len(m.Pieces) > 0 && p.Type != m.Pieces[0].Type {
+			return fmt.Errorf("parameter %q is %v, and others are %v: expected one type", p.Name, p.Type, m.Pieces[0].Type)
+		}
 		names[p.Name] = true
 		m.Pieces = append(m.Pieces, p)
 	}
@@ -154,16 +157,16 @@ func (c *cursor) take(stream, n int) ([]byte, error) {
 	return taken, nil
 }
 
-// number returns the next number of the places.
-func (c *cursor) number() (int, error) {
+// number returns the next number of a stream.
+func (c *cursor) number(stream int) (int, error) {
 	n := 0
 	for {
-		next, err := c.take(places, 1)
+		next, err := c.take(stream, 1)
 		if err != nil {
 			return 0, err
 		}
 		if n += int(next[0]); n > block {
-			return 0, fmt.Errorf("a number of places is more than %d", block)
+			return 0, fmt.Errorf("a number of changes, or a gap between them, is more than %d", block)
 		}
 		if next[0] < 255 {
 			return n, nil
@@ -196,7 +199,7 @@ func (m *Message) check() error {
 			}
 		}
 	}
-	for stream := places; stream < streams; stream++ {
+	for stream := counts; stream < streams; stream++ {
 		if len(at[stream]) > 0 {
 			return fmt.Errorf("%d bytes of stream %d are of no block", len(at[stream]), stream)
 		}
@@ -222,12 +225,12 @@ func (b *blockChanges) read(at *cursor, p *Piece, number int) error {
 	switch form(kind[0]) {
 	case same:
 		return nil
-	case gaps:
+	case apart:
 		err = b.readGaps(at, n)
-	case masked:
+	case bits:
 		err = b.readBits(at, n)
 	case dense:
-		b.all, err = at.take(words, n*size)
+		b.all, err = at.take(all, n*size)
 		return err
 	default:
 		return fmt.Errorf("its form is %d: expected 0 to %d", kind[0], dense)
@@ -248,13 +251,13 @@ func (b *blockChanges) read(at *cursor, p *Piece, number int) error {
 
 // readGaps reads places that are written as distances.
 func (b *blockChanges) readGaps(at *cursor, n int) error {
-	count, err := at.number()
+	count, err := at.number(counts)
 	if err != nil {
 		return err
 	}
 	last := -1
 	for range count {
-		gap, err := at.number()
+		gap, err := at.number(gaps)
 		if err != nil {
 			return err
 		}
@@ -268,14 +271,13 @@ func (b *blockChanges) readGaps(at *cursor, n int) error {
 
 // readBits reads places that are written as bits.
 func (b *blockChanges) readBits(at *cursor, n int) error {
-	mask, err := at.take(places, (n+7)/8)
+	mask, err := at.take(masks, (n+7)/8)
 	if err != nil {
 		return err
 	}
-	b.places = slices.Grow(b.places, onesIn(mask))
-	for i, bits := range mask {
+	for i, of8 := range mask {
 		for bit := range 8 {
-			if bits>>bit&1 == 0 {
+			if of8>>bit&1 == 0 {
 				continue
 			}
 			if 8*i+bit >= n {

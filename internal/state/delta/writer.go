@@ -5,13 +5,12 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"iter"
-	"math/bits"
 	"slices"
 
 	"github.com/klauspost/compress/flate"
 )
 
-// Writer writes a message, piece after piece.
+// Writer writes a message, piece after piece. All pieces have one type.
 type Writer struct {
 	streams [streams][]byte
 	pieces  uint32
@@ -46,9 +45,9 @@ func (w *Writer) Changed(p Piece, now []byte, changed iter.Seq2[int, uint32]) {
 func (w *Writer) Whole(p Piece, now []byte) {
 	w.begin(&p)
 	for range p.blocks() {
-		w.streams[forms] = append(w.streams[forms], byte(dense))
+		w.add(forms, byte(dense))
 	}
-	w.streams[words] = append(w.streams[words], now...)
+	w.add(all, now...)
 }
 
 // begin adds a piece to the table.
@@ -69,39 +68,46 @@ func (w *Writer) endBlock(p *Piece, number int, now []byte) {
 	c, n, size := &w.block, p.inBlock(number), p.size()
 	defer func() { c.places, c.old, c.now = c.places[:0], c.old[:0], c.now[:0] }()
 	if len(c.places) == 0 {
-		w.streams[forms] = append(w.streams[forms], byte(same))
+		w.add(forms, byte(same))
 		return
 	}
-	placed, how := c.placed(n)
+	counted, distances, mask := c.placed(n)
 	valued, worded := c.valued(size)
-	if len(placed)+len(valued)+len(worded) >= n*size {
+	rest := len(valued) + len(worded)
+	byGaps := len(counted) + len(distances)
+	switch {
+	case min(byGaps, len(mask))+rest >= n*size:
 		begin := number * block * size
-		w.streams[forms] = append(w.streams[forms], byte(dense))
-		w.streams[words] = append(w.streams[words], now[begin:begin+n*size]...)
+		w.add(forms, byte(dense))
+		w.add(all, now[begin:begin+n*size]...)
 		return
+	case byGaps <= len(mask):
+		w.add(forms, byte(apart))
+		w.add(counts, counted...)
+		w.add(gaps, distances...)
+	default:
+		w.add(forms, byte(bits))
+		w.add(masks, mask...)
 	}
-	w.streams[forms] = append(w.streams[forms], byte(how))
-	w.streams[places] = append(w.streams[places], placed...)
-	w.streams[values] = append(w.streams[values], valued...)
-	w.streams[words] = append(w.streams[words], worded...)
+	w.add(values, valued...)
+	w.add(words, worded...)
 }
 
-// placed returns the places of changes among n elements, as gaps or as bits.
-func (c *changes) placed(n int) ([]byte, form) {
-	byGaps := appendNumber(nil, len(c.places))
+// add adds bytes to a stream.
+func (w *Writer) add(stream int, data ...byte) {
+	w.streams[stream] = append(w.streams[stream], data...)
+}
+
+// placed returns the places of changes among n elements: their number and gaps, and as bits.
+func (c *changes) placed(n int) (counted, distances, mask []byte) {
+	counted, mask = appendNumber(nil, len(c.places)), make([]byte, (n+7)/8)
 	last := -1
 	for _, place := range c.places {
-		byGaps = appendNumber(byGaps, int(place)-last-1)
+		distances = appendNumber(distances, int(place)-last-1)
 		last = int(place)
+		mask[place/8] |= 1 << (place % 8)
 	}
-	if len(byGaps) <= (n+7)/8 {
-		return byGaps, gaps
-	}
-	byBits := make([]byte, (n+7)/8)
-	for _, place := range c.places {
-		byBits[place/8] |= 1 << (place % 8)
-	}
-	return byBits, masked
+	return counted, distances, mask
 }
 
 // appendNumber appends a number: a byte of 255 for each 255 in it, and a byte for the rest. Most gaps take one byte, and
@@ -169,12 +175,4 @@ func compressed(raw []byte) []byte {
 		}
 	}
 	return shortest
-}
-
-// onesIn returns the number of bits that are set.
-func onesIn(mask []byte) (n int) {
-	for _, b := range mask {
-		n += bits.OnesCount8(b)
-	}
-	return n
 }

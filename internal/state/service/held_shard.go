@@ -30,6 +30,8 @@ type heldShard struct {
 
 	begun int64 // the last step that was begun
 
+	noted uint64 // the checksum of the parameters that the last delta led to
+
 	// Overview and the metrics read these.
 	lastStep  atomic.Int64 // nanoseconds
 	lastNorm  atomic.Int64 // nanoseconds
