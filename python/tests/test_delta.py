@@ -138,6 +138,9 @@ def test_what_is_not_known_is_not_told():
     optimizer.delta(whole=True)
     train(model, optimizer, 2)
     assert optimizer.delta().step == 3
+    assert optimizer.delta().messages == optimizer.delta().messages  # as after a connection that was lost
+    train(model, optimizer, 3)
+    assert optimizer.delta().step == 4
     optimizer.load_state_dict(optimizer.state_dict())
     with pytest.raises(ServiceError, match="after a load"):
         optimizer.delta()

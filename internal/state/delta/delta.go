@@ -1,5 +1,5 @@
-// Package delta has the messages that carry what steps have changed of the parameters (docs/delta.md): to processes that
-// hold a copy, and to files.
+// Package delta has the messages that carry what steps have changed of the parameters (docs/delta.md): to processes
+// that hold a copy, and to files.
 //
 // A message is exact. It says of which parameters it is after which step, and has the checksum of these parameters
 // before and after. So a receiver knows before it changes anything that the message is whole, that it is the next one,

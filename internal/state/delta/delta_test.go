@@ -22,7 +22,8 @@ type trained struct {
 	old, now InMemory
 }
 
-// train returns parameters of a type and several sizes, of which a share has changed in a step. A part of these moved far.
+// train returns parameters of a type and several sizes, of which a share has changed in a step. A part of these moved
+// far.
 func train(r *rand.Rand, of dtype.Type, share, distant float64) trained {
 	var t trained
 	for i, elements := range []uint64{1, 4095, 4096, 20_000} {
@@ -175,8 +176,8 @@ func TestDamageIsRefused(t *testing.T) {
 	}
 }
 
-// TestMessagesAreNearTheirEntropy compares sizes with the entropy of what they say: which words have changed, and whether
-// they became the next number or the one before.
+// TestMessagesAreNearTheirEntropy compares sizes with the entropy of what they say: which words have changed, and
+// whether they became the next number or the one before.
 func TestMessagesAreNearTheirEntropy(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	const elements = 1 << 20

@@ -65,7 +65,7 @@ func ApplyToFile(message, path string) (r Result, err error) {
 	defer original.Close()
 	f := &file{File: original}
 	if err := f.find(m.Pieces); err != nil {
-		return r, fault.File(path).Inputf("%v", err).WithHint("give the file that the trainer's first parameters were in")
+		return r, fault.File(path).Inputf("%v", err).WithHint("give the file of the model that is trained")
 	}
 	r.Header, r.Tensors = m.Header, len(m.Pieces)
 	for i := range m.Pieces {
@@ -147,8 +147,8 @@ func (p *Piece) within(header map[string]jsontext.Value, data uint64) (int64, er
 		return 0, fmt.Errorf("tensor %q: %w", p.Name, err)
 	}
 	if t.DType != typeNames[p.Type] || !slices.Equal(t.Shape, p.Shape) {
-		return 0, fmt.Errorf("tensor %q is %s of shape %v: expected %s of shape %v, as the delta has it", p.Name, t.DType,
-			t.Shape, typeNames[p.Type], p.Shape)
+		return 0, fmt.Errorf("tensor %q is %s of shape %v: expected %s of shape %v, as the delta has it", p.Name,
+			t.DType, t.Shape, typeNames[p.Type], p.Shape)
 	}
 	begin := t.Offsets[0] + p.First*uint64(p.size())
 	if t.Offsets[0] > t.Offsets[1] || t.Offsets[1] > data || begin+uint64(p.bytes()) > t.Offsets[1] {

@@ -32,7 +32,8 @@ var errEnds = errors.New("it ends in the middle of a value")
 func Read(data []byte) (*Message, error) {
 	m := &Message{}
 	if len(data) < headSize+sha256.Size || string(data[:8]) != magic {
-		return nil, fmt.Errorf("it is no delta: expected %d bytes or more that begin with %q", headSize+sha256.Size, magic)
+		return nil, fmt.Errorf("it is no delta: expected %d bytes or more that begin with %q", headSize+sha256.Size,
+			magic)
 	}
 	if v := binary.LittleEndian.Uint16(data[8:]); v != version {
 		return nil, fmt.Errorf("it is a delta of version %d: this release reads version %d", v, version)
@@ -65,8 +66,8 @@ func (m *Message) unpack(data []byte) error {
 		raw := binary.LittleEndian.Uint64(data[fixedSize+16*i:])
 		coded := binary.LittleEndian.Uint64(data[fixedSize+16*i+8:])
 		if coded > uint64(len(rest)) || raw > coded*mostDeflate || raw < coded {
-			return fmt.Errorf("stream %d has %d bytes of %d: expected fewer, within the %d that are left", i, coded, raw,
-				len(rest))
+			return fmt.Errorf("stream %d has %d bytes of %d: expected fewer, within the %d that are left", i, coded,
+				raw, len(rest))
 		}
 		var err error
 		if m.streams[i], err = unpacked(rest[:coded], raw); err != nil {
@@ -107,10 +108,11 @@ func (m *Message) readTable(pieces uint32) error {
 			return err
 		}
 		if names[p.Name] {
-			return fmt.Errorf("parameter %q is there twice", p.Name)
+			return fmt.Errorf("parameter %q is listed twice", p.Name)
 		}
 		if len(m.Pieces) > 0 && p.Type != m.Pieces[0].Type {
-			return fmt.Errorf("parameter %q is %v, and others are %v: expected one type", p.Name, p.Type, m.Pieces[0].Type)
+			return fmt.Errorf("parameter %q is %v, and others are %v: expected one type", p.Name, p.Type,
+				m.Pieces[0].Type)
 		}
 		names[p.Name] = true
 		m.Pieces = append(m.Pieces, p)
@@ -331,13 +333,13 @@ type Differs struct {
 }
 
 func (e *Differs) Error() string {
-	return fmt.Sprintf("the delta leads from step %d to step %d, and the parameters are not those after step %d: their "+
-		"checksum is %#016x, expected %#016x; apply the deltas before this one first, or begin with one that has all "+
-		"parameters", e.From, e.To, e.From, e.Has, e.Before)
+	return fmt.Sprintf("the delta leads from step %d to step %d, and the parameters are not those after step %d: "+
+		"their checksum is %#016x, expected %#016x; apply the deltas before this one first, or begin with one that "+
+		"has all parameters", e.From, e.To, e.From, e.Has, e.Before)
 }
 
-// Check compares a copy with the message, and reports whether it has the parameters after the step already. It returns a
-// [Differs] if it has neither those nor the ones before.
+// Check compares a copy with the message, and reports whether it has the parameters after the step already. It returns
+// a [Differs] if it has neither those nor the ones before.
 func (m *Message) Check(c Copy) (has bool, err error) {
 	before, after, err := m.sums(c)
 	switch {
@@ -348,9 +350,9 @@ func (m *Message) Check(c Copy) (has bool, err error) {
 	case !m.Whole && before != m.Before:
 		return false, &Differs{m.Header, before}
 	case after != m.After:
-		return false, fmt.Errorf("the delta makes parameters with the checksum %#016x, expected %#016x, as the trainer "+
-			"has: the trainer has changed parameters other than by its steps; ask it for a delta with all parameters",
-			after, m.After)
+		return false, fmt.Errorf("the delta makes parameters with the checksum %#016x, expected %#016x, as the "+
+			"trainer has: the trainer has changed parameters other than by its steps; ask it for a delta with all "+
+			"parameters", after, m.After)
 	}
 	return false, nil
 }

@@ -110,8 +110,8 @@ func (c *changes) placed(n int) (counted, distances, mask []byte) {
 	return counted, distances, mask
 }
 
-// appendNumber appends a number: a byte of 255 for each 255 in it, and a byte for the rest. Most gaps take one byte, and
-// codes of bytes then come near the entropy.
+// appendNumber appends a number: a byte of 255 for each 255 in it, and a byte for the rest. Most gaps take one byte,
+// and codes of bytes then come near the entropy.
 func appendNumber(to []byte, n int) []byte {
 	for ; n >= 255; n -= 255 {
 		to = append(to, 255)

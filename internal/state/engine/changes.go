@@ -12,7 +12,9 @@ import (
 type noted struct {
 	chunks   []kernel.Changes // none unless somebody wants to know
 	room     [][]uint16       // by worker: for the old words of a chunk
-	from, to int64            // the steps of the parameters before and after
+	before   int64            // the step of the parameters before
+	after    int64            // and after
+	read     bool             // whether somebody was told
 	lost     bool             // parameters have changed otherwise, or in several steps
 }
 
@@ -32,10 +34,10 @@ func (n *noted) lose() { n.lost = true }
 
 // begin begins a step.
 func (n *noted) begin(step int64) {
-	if n.from != n.to {
-		n.lost = true // what the step before has changed was not asked for
+	if n.before != n.after && !n.read {
+		n.lost = true // nobody was told what the step before has changed
 	}
-	n.to = step
+	n.before, n.after, n.read = n.after, step, false
 }
 
 // none notes that a step leaves a chunk alone.
@@ -48,7 +50,7 @@ func (n *noted) none(unit int) {
 // NoteChanges has every step from the next one on note which parameters it changes. No step may be under way.
 func (s *Shard) NoteChanges() {
 	n := &s.noted
-	n.from, n.to, n.lost = s.Steps(), s.Steps(), false
+	n.before, n.after, n.lost = s.Steps(), s.Steps(), false
 	if n.chunks != nil {
 		return
 	}
@@ -68,14 +70,14 @@ func (s *Shard) NoteChanges() {
 
 // NotesChanges reports whether the changes are known of the steps after from, up to the last one. They are those of one
 // step, or of none. They are not known where parameters were written, where steps were made after which nobody called
-// [Shard.ForgetChanges], and where another process has made a part of the step.
+// [Shard.ChangesAreRead], and where another process has made a part of the step.
 func (s *Shard) NotesChanges() (from int64, known bool) {
 	n := &s.noted
-	return n.from, n.on() && n.to == s.Steps()
+	return n.before, n.on() && n.after == s.Steps()
 }
 
-// ForgetChanges says that the changes of the last step were read.
-func (s *Shard) ForgetChanges() { s.noted.from = s.noted.to }
+// ChangesAreRead says that the changes of the last step were read. They stay known until the next step.
+func (s *Shard) ChangesAreRead() { s.noted.read = true }
 
 // EachChange calls body for every chunk of a range of the shard with what the last step has changed in it. No step may
 // be under way, and [Shard.NotesChanges] has said that the changes are known.

@@ -36,8 +36,8 @@ func changedWords(s *Shard) (words []uint32) {
 	return words
 }
 
-// TestStepsNoteChanges makes steps of shards with several sections, some of which steps leave alone, by several workers.
-// Each step's changes lead from its parameters back to those before it.
+// TestStepsNoteChanges makes steps of shards with several sections, some of which steps leave alone, by several
+// workers. Each step's changes lead from its parameters back to those before it.
 func TestStepsNoteChanges(t *testing.T) {
 	for i, c := range crashCases() {
 		for _, sums := range []bool{false, true} {
@@ -64,7 +64,7 @@ func TestStepsNoteChanges(t *testing.T) {
 					if !slices.Equal(changedWords(s), before) {
 						t.Fatalf("step %d: the changes do not lead back to the parameters before it", s.Steps())
 					}
-					s.ForgetChanges()
+					s.ChangesAreRead()
 				}
 			})
 		}
@@ -100,7 +100,7 @@ func TestLostChangesAreNotKnown(t *testing.T) {
 	s.NoteChanges()
 	step()
 	know(true, "after a step that is noted anew")
-	s.ForgetChanges()
+	s.ChangesAreRead()
 	fillShard(s)
 	know(false, "after a write")
 	s.NoteChanges()
@@ -151,7 +151,7 @@ func benchmarkChanges(b *testing.B, f kernel.Format, rate float64) {
 	var took [2][]float64
 	for b.Loop() {
 		for way, s := range shards {
-			s.ForgetChanges()
+			s.ChangesAreRead()
 			begin := time.Now()
 			if err := s.Begin(s.Steps()+1, 1, []optim.Optimizer{adam}); err != nil {
 				b.Fatal(err)

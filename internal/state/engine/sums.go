@@ -98,7 +98,8 @@ func (s *Shard) condemn(unit, place int) bool {
 	return true
 }
 
-// updateSummed updates a chunk and its sums, and notes what changes if anybody wants to know. It reports whether the chunk had the sums that it should have had.
+// updateSummed updates a chunk and its sums, and notes what changes if anybody wants to know. It reports whether the
+// chunk had the sums that it should have had.
 func (s *Shard) updateSummed(worker, unit int, c chunk, state *kernel.Chunk) bool {
 	var undo kernel.Undo
 	if s.slots != nil {

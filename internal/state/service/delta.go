@@ -15,6 +15,9 @@ import (
 	"plimsoll/internal/state/shard"
 )
 
+// told is what the last delta was about: the step that it led to, and the checksums before and after.
+type told struct{ step, before, after uint64 }
+
 // delta writes what the last step has changed of the parameters into the client's memfd.
 func (c *connection) delta(r request) (reply, error) {
 	body, err := protocol.Decode[protocol.DeltaBody](r.Kind, r.Body)
@@ -32,7 +35,7 @@ func (c *connection) delta(r request) (reply, error) {
 	if err := writeAll(r.files[0], message); err != nil {
 		return reply{}, protocol.Refused.Errorf("delta of %d bytes: %v", len(message), err)
 	}
-	s.shard.ForgetChanges()
+	s.shard.ChangesAreRead()
 	return reply{result: protocol.Encode(uint64(len(message)))}, nil
 }
 
@@ -45,7 +48,7 @@ func writeAll(file *os.File, data []byte) error {
 	return err
 }
 
-// delta returns the message. The changes are known until [engine.Shard.ForgetChanges].
+// delta returns the message. Until the next step, the same request has the same result.
 func (s *heldShard) delta(flags uint64) ([]byte, error) {
 	h := delta.Header{To: uint64(s.shard.Steps()), Whole: flags == protocol.WholeDelta}
 	from, known := s.shard.NotesChanges()
@@ -54,20 +57,23 @@ func (s *heldShard) delta(flags uint64) ([]byte, error) {
 		return nil, protocol.Refused.Errorf("delta with flags %#x: expected 0, %#x or %#x", flags, protocol.BeginDelta,
 			protocol.WholeDelta)
 	case !s.initialized():
-		return nil, protocol.OutOfOrder.Errorf("delta: the session has no state yet; write it and send set_step first")
+		return nil, protocol.OutOfOrder.Errorf("delta: the session has no state yet; write it and send set_step")
 	case flags == 0 && !known:
-		return nil, protocol.OutOfOrder.Errorf("delta: what was changed since the last delta is not known: ask for one "+
-			"after every step, and for all parameters (flags %#x) after a load, a write, or a restart of the service",
-			protocol.WholeDelta)
+		return nil, protocol.OutOfOrder.Errorf("delta: what was changed since the last delta is not known: ask for "+
+			"one after every step, and for all parameters (flags %#x) after a load, a write, or a restart of the "+
+			"service", protocol.WholeDelta)
 	case flags != 0:
 		s.shard.NoteChanges()
-		var err error
-		if s.noted, err = s.checksum(); err != nil {
+		sum, err := s.checksum()
+		if err != nil {
 			return nil, err
 		}
-		from = s.shard.Steps()
+		from, s.told = s.shard.Steps(), told{h.To, sum, sum}
 	}
-	h.From, h.Before = uint64(from), s.noted
+	h.From, h.Before = uint64(from), s.told.after
+	if h.From != s.told.step { // the same is asked for again
+		h.Before = s.told.before
+	}
 	return s.message(h)
 }
 
@@ -97,7 +103,7 @@ func (s *heldShard) message(h delta.Header) ([]byte, error) {
 			return nil, err
 		}
 	}
-	s.noted, h.After = after, after
+	s.told, h.After = told{h.To, h.Before, after}, after
 	return w.Message(h), nil
 }
 

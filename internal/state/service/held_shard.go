@@ -30,7 +30,7 @@ type heldShard struct {
 
 	begun int64 // the last step that was begun
 
-	noted uint64 // the checksum of the parameters that the last delta led to
+	told told // by the last delta
 
 	// Overview and the metrics read these.
 	lastStep  atomic.Int64 // nanoseconds

@@ -116,7 +116,8 @@ func (s Set) UpdateNoted(f Format, constants *Constants, c Chunk, u Undo, sums *
 // first-level cache.
 const comparedBlock = 4096
 
-// updateComparing updates a chunk of fp32 parameters block by block, and compares each block with a copy of what it was.
+// updateComparing updates a chunk of fp32 parameters block by block, and compares each block with a copy of what it
+// was.
 func (s Set) updateComparing(f Format, constants *Constants, c Chunk, u Undo, sums *Sums, changes *Changes) {
 	var old [comparedBlock]float32
 	n := c.check(f)
