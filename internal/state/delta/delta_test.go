@@ -308,3 +308,13 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+// TestChecksumIsPinned holds the checksum to numbers that plimsoll.delta has, too.
+func TestChecksumIsPinned(t *testing.T) {
+	if sum := Checksum("model.weight", dtype.BF16, 5, []byte{1, 2, 3, 4}); sum != 0xf7886793c1defb4a {
+		t.Errorf("the checksum of two bf16 numbers is %#x", sum)
+	}
+	if sum := Checksum("model.weight", dtype.F32, 0, []byte{1, 2, 3, 4}); sum != 0xeb2b852033fa951a {
+		t.Errorf("the checksum of an fp32 number is %#x", sum)
+	}
+}
