@@ -11,11 +11,32 @@ import (
 // process that finishes a step of another one has none of it.
 type noted struct {
 	chunks   []kernel.Changes // none unless somebody wants to know
-	room     [][]uint16       // by worker: for the old words of a chunk
+	rooms    []room           // of workers: for the old words of their chunks
 	before   int64            // the step of the parameters before
 	after    int64            // and after
 	read     bool             // whether somebody was told
 	lost     bool             // parameters have changed otherwise, or in several steps
+}
+
+// room is where a worker keeps the old words of its chunks, one after the other, until the next step.
+type room struct {
+	segments [][]uint16
+	current  int // segment
+	used     int // words of it
+}
+
+// roomSegment is the number of words of a segment, unless a chunk needs more.
+const roomSegment = 1 << 20
+
+// next returns room for so many words. It allocates only while a step keeps more than all before it.
+func (r *room) next(words int) []uint16 {
+	for r.current < len(r.segments) && r.used+words > len(r.segments[r.current]) {
+		r.current, r.used = r.current+1, 0
+	}
+	if r.current == len(r.segments) {
+		r.segments = append(r.segments, make([]uint16, max(words, roomSegment)))
+	}
+	return r.segments[r.current][r.used : r.used : r.used+words]
 }
 
 // on reports whether steps note what they change.
@@ -23,10 +44,10 @@ func (n *noted) on() bool { return n.chunks != nil && !n.lost }
 
 // update updates a chunk, and keeps what has changed.
 func (n *noted) update(worker, unit int, update func(*kernel.Changes)) {
-	of := &n.chunks[unit]
-	changes := kernel.Changes{Moves: of.Moves, Old: n.room[worker]}
-	update(&changes)
-	of.Old = append(of.Old[:0], changes.Old...)
+	of, room := &n.chunks[unit], &n.rooms[worker]
+	of.Old = room.next(of.RoomWords())
+	update(of)
+	room.used += len(of.Old)
 }
 
 // lose says that parameters have changed, and that nobody notes how.
@@ -38,6 +59,9 @@ func (n *noted) begin(step int64) {
 		n.lost = true // nobody was told what the step before has changed
 	}
 	n.before, n.after, n.read = n.after, step, false
+	for i := range n.rooms {
+		n.rooms[i].current, n.rooms[i].used = 0, 0
+	}
 }
 
 // none notes that a step leaves a chunk alone.
@@ -55,17 +79,10 @@ func (s *Shard) NoteChanges() {
 		return
 	}
 	n.chunks = make([]kernel.Changes, s.config.Chunks)
-	largest := 0
 	for unit := range n.chunks {
-		count := int(s.chunks[unit].Count)
-		n.chunks[unit] = kernel.NewChanges(count)
-		largest = max(largest, count)
+		n.chunks[unit] = kernel.NewChanges(int(s.chunks[unit].Count))
 	}
-	for range s.workers.Count() {
-		room := kernel.Changes{}
-		room.Room(largest)
-		n.room = append(n.room, room.Old)
-	}
+	n.rooms = make([]room, s.workers.Count())
 }
 
 // NotesChanges reports whether the changes are known of the steps after from, up to the last one. They are those of one

@@ -32,11 +32,8 @@ func NewChanges(elements int) Changes {
 	return Changes{Moves: make([]uint32, (elements+ChangeGroup-1)/ChangeGroup)}
 }
 
-// Room gives the changes memory for all old words of some elements, so that an update allocates nothing.
-func (c *Changes) Room(elements int) {
-	groups := (elements + ChangeGroup - 1) / ChangeGroup
-	c.Old = make([]uint16, 0, (groups+1)*ChangeGroup) // kernels write one group more than they keep
-}
+// RoomWords returns the capacity of Old that an update may need: kernels write one group more than they keep.
+func (c *Changes) RoomWords() int { return (len(c.Moves) + 1) * ChangeGroup }
 
 // None says that nothing has changed.
 func (c *Changes) None() {

@@ -12,7 +12,7 @@ import (
 // newChanges returns room for the changes of some elements, with others in it that an update has to remove.
 func newChanges(elements int) *Changes {
 	c := NewChanges(elements)
-	c.Room(elements)
+	c.Old = make([]uint16, 0, c.RoomWords())
 	for i := range c.Moves {
 		c.Moves[i] = 1<<31 | 1
 	}
