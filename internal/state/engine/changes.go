@@ -10,12 +10,12 @@ import (
 // It is on the heap: two bits for each parameter, and 32 bytes for each 16 of which some moved by more than one. A
 // process that finishes a step of another one has none of it.
 type noted struct {
-	chunks   []kernel.Changes // none unless somebody wants to know
-	rooms    []room           // of workers: for the old words of their chunks
-	before   int64            // the step of the parameters before
-	after    int64            // and after
-	read     bool             // whether somebody was told
-	lost     bool             // parameters have changed otherwise, or in several steps
+	chunks []kernel.Changes // none unless somebody wants to know
+	rooms  []room           // of workers: for the old words of their chunks
+	before int64            // the step of the parameters before
+	after  int64            // and after
+	read   bool             // whether somebody was told
+	lost   bool             // parameters have changed otherwise, or in several steps
 }
 
 // room is where a worker keeps the old words of its chunks, one after the other, until the next step.

@@ -15,8 +15,8 @@ import (
 	"plimsoll/internal/state/shard"
 )
 
-// told is what the last delta was about: the step that it led to, and the checksums before and after.
-type told struct{ step, before, after uint64 }
+// lastDelta is what the last delta was about: the step that it led to, and the checksums before and after.
+type lastDelta struct{ step, before, after uint64 }
 
 // delta writes what the last step has changed of the parameters into the client's memfd.
 func (c *connection) delta(r request) (reply, error) {
@@ -68,11 +68,11 @@ func (s *heldShard) delta(flags uint64) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		from, s.told = s.shard.Steps(), told{h.To, sum, sum}
+		from, s.lastDelta = s.shard.Steps(), lastDelta{h.To, sum, sum}
 	}
-	h.From, h.Before = uint64(from), s.told.after
-	if h.From != s.told.step { // the same is asked for again
-		h.Before = s.told.before
+	h.From, h.Before = uint64(from), s.lastDelta.after
+	if h.From != s.lastDelta.step { // the same is asked for again
+		h.Before = s.lastDelta.before
 	}
 	return s.message(h)
 }
@@ -103,7 +103,7 @@ func (s *heldShard) message(h delta.Header) ([]byte, error) {
 			return nil, err
 		}
 	}
-	s.told, h.After = told{h.To, h.Before, after}, after
+	s.lastDelta, h.After = lastDelta{h.To, h.Before, after}, after
 	return w.Message(h), nil
 }
 

@@ -30,7 +30,7 @@ type heldShard struct {
 
 	begun int64 // the last step that was begun
 
-	told told // by the last delta
+	lastDelta lastDelta
 
 	// Overview and the metrics read these.
 	lastStep  atomic.Int64 // nanoseconds
