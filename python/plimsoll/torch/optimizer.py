@@ -9,9 +9,8 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar
 
 import torch
 
-from plimsoll.delta import Delta
 from plimsoll.protocol import Opened
-from plimsoll.torch import layout, owners
+from plimsoll.torch import changes, layout, owners
 from plimsoll.torch.algorithm import Algorithm, Numbers
 from plimsoll.torch.checkpoint import Saver, fit_entries, replace_state
 from plimsoll.torch.entries import Entries, Entry, readers
@@ -30,7 +29,7 @@ _Result = TypeVar("_Result")
 _APART_KEY = "plimsoll_state_saved_apart"  # in a state_dict
 
 
-class Optimizer(torch.optim.Optimizer):
+class Optimizer(changes.Noting, torch.optim.Optimizer):
     """The base class of this package's optimizers.
 
     The optimizer allocates nothing until the first step, :meth:`open`, or anything else that needs the state. Until
@@ -123,8 +122,7 @@ class Optimizer(torch.optim.Optimizer):
             found = shards.open(lambda: self._algorithm.rule_of(self.param_groups))
             result = begin(shards, self._overlap.opened(shards, found))
             self._overlap.attach(shards)
-            if self._settings.delta:
-                shards.delta(begin=True)
+            changes.begin(self._settings, shards)
         except BaseException:
             shards.give_back_if_new()
             self._release()
@@ -239,19 +237,6 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_groups(self) -> None:
         self._shards.trained.check_groups(self.param_groups)
-
-    @synchronized
-    def delta(self, *, whole: bool = False) -> Delta:
-        """What the last step has changed of the parameters whose states this rank holds, with ``delta=True``.
-
-        It is asked for after every step. With ``whole`` it has all parameters: after a load, or when something else has
-        changed them, or when a delta was left out. Raises RuntimeError without ``delta=True``, and ServiceError where
-        it is not known what has changed.
-        """
-        if not self._settings.delta:
-            raise RuntimeError(f"delta() needs {type(self).__name__}(..., delta=True), so that steps note what they change")
-        self._open_unless_closed()
-        return self._shards.delta(whole=whole)
 
     # State
 
