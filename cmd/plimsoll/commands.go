@@ -7,7 +7,8 @@ import "github.com/spf13/cobra"
 // commands returns all verbs.
 func commands() []*cobra.Command {
 	return append([]*cobra.Command{
-		bindingCommand(), checkpointCommand(), compareCommand(), explainCommand(), exportCommand(), fitCommand(),
-		manualCommand(), modelsCommand(), planCommand(), roadsCommand(), topologyCommand(), versionCommand(),
+		bindingCommand(), checkpointCommand(), compareCommand(), deltaCommand(), explainCommand(), exportCommand(),
+		fitCommand(), manualCommand(), modelsCommand(), planCommand(), roadsCommand(), topologyCommand(),
+		versionCommand(),
 	}, linuxCommands()...)
 }

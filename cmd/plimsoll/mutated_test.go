@@ -153,6 +153,8 @@ var mutatedLines = []mutated{
 		[]string{"MADE parameters.json"}, nil},
 	{"checkpoint convert OPTIMIZER OUT --from torch --weights FILE", []string{"MADE optimizer.pt",
 		"../../internal/input/model/testdata/checkpoint/*.safetensors"}, nil},
+	{"delta apply FILE testdata/delta/model.safetensors", []string{"testdata/delta/*.delta"}, nil},
+	{"delta apply testdata/delta/00000008.delta FILE", []string{"testdata/delta/*.safetensors"}, nil},
 	{"stat --socket SOCKET", []string{"FOLDER: MADE overview/*"}, nil},
 	{"restore --socket SOCKET 1", []string{"FOLDER: MADE refusal/*", "FOLDER: MADE restored/*"}, nil},
 	{"tune --output FILE --ranks 1 --parameters 4096Gi", []string{"MADE host.json"}, []int{exitDoesNotFit}},

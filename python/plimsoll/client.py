@@ -406,6 +406,25 @@ class Session(Holder):
         """Waits for the answer of :meth:`wait`. The seconds of the step if it is finished as a whole, else 0."""
         return protocol.parse_stepped(self.result(request), Kind.WAIT)[1]
 
+    def delta(self, *, begin: bool = False, whole: bool = False) -> bytes:
+        """The message about what the last step has changed of the parameters (docs/delta.md), or about all of them.
+
+        With ``begin`` it says that nothing has changed. From then on, as after ``whole``, the service notes what steps
+        change. Raises ServiceError where that is not known.
+        """
+        with self._lock:
+            self.drain()
+            descriptor = os.memfd_create("plimsoll-delta", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            try:
+                size = protocol.parse_number(self.call(Kind.DELTA, protocol.pack_delta(begin=begin, whole=whole), [descriptor]), Kind.DELTA)
+                with open(descriptor, "rb", closefd=False) as file:
+                    message = file.read()
+            finally:
+                os.close(descriptor)
+        if len(message) != size:
+            raise ProtocolError(f"delta: the service has written {len(message)} bytes: expected {size}; {protocol.MEND}")
+        return message
+
     # Checkpoints
 
     def save(self, directory: str, training: Any = None, replica: int = 0, replicas: int = 1, *, identity: str = "") -> int:

@@ -72,6 +72,7 @@ class Kind(enum.IntEnum):
     HOLD = 21
     OWN_STEPS = 22
     SET_OWN_STEPS = 23
+    DELTA = 24
 
 
 STATUSES = ("done", "malformed", "refused", "does_not_fit", "busy", "not_permitted", "out_of_order", "storage", "internal")
@@ -195,6 +196,14 @@ def pack_order(ranges: Sequence[Tuple[int, int]]) -> Iterator[bytes]:
 
 def pack_wait(step: int, first: int, count: int) -> bytes:
     return _WAIT.pack(step, first, count)
+
+
+def pack_delta(*, begin: bool, whole: bool) -> bytes:
+    """What of the parameters: what the last step has changed, nothing, or all."""
+    return _NUMBER.pack(_WHOLE_DELTA if whole else _BEGIN_DELTA if begin else 0)
+
+
+_BEGIN_DELTA, _WHOLE_DELTA = 1, 2
 
 
 def pack_flags(flags: int) -> bytes:

@@ -148,6 +148,7 @@ func (s *Shard) SetStepsOnly(n int64) error {
 
 // forgetBegun sets the number of steps, and forgets a step that another process has begun.
 func (s *Shard) forgetBegun(n int64) {
+	s.noted.lose()
 	s.Wait()
 	if s.isUnderway() {
 		copyNumbers(s.own.after(s.begun.Load()), s.own.after(s.finished.Load()))

@@ -42,6 +42,7 @@ type Shard struct {
 	snapshot  atomic.Pointer[Snapshot]
 	damage    atomic.Pointer[error]
 	scrubbing scrubbing
+	noted     noted // what steps change, if anybody wants to know
 }
 
 // update is the update that this process is making or made last.
@@ -205,6 +206,7 @@ func (s *Shard) Each(body func(at shard.Chunk, state kernel.Chunk)) { s.EachOf(s
 // are verified before body and renewed after it.
 func (s *Shard) EachOf(r shard.Range, body func(at shard.Chunk, state kernel.Chunk)) {
 	defer s.scrubbing.keepOut()()
+	s.noted.lose()
 	s.start(s.config.ChunksOf(r), apart, func(_, unit int) {
 		c := s.chunk(unit)
 		state := c.state()

@@ -98,7 +98,8 @@ func (s *Shard) condemn(unit, place int) bool {
 	return true
 }
 
-// updateSummed updates a chunk and its sums. It reports whether the chunk had the sums that it should have had.
+// updateSummed updates a chunk and its sums, and notes what changes if anybody wants to know. It reports whether the
+// chunk had the sums that it should have had.
 func (s *Shard) updateSummed(worker, unit int, c chunk, state *kernel.Chunk) bool {
 	var undo kernel.Undo
 	if s.slots != nil {
@@ -106,7 +107,17 @@ func (s *Shard) updateSummed(worker, unit int, c chunk, state *kernel.Chunk) boo
 		undo = s.slots[worker].undo
 	}
 	var sums kernel.Sums
-	s.config.Kernel.UpdateSummed(c.section.format, s.constantsOf(c), *state, undo, &sums)
+	into := &sums
+	if !s.chunkSums.any() {
+		into = nil
+	}
+	if s.noted.on() {
+		s.noted.update(worker, unit, func(changes *kernel.Changes) {
+			s.config.Kernel.UpdateNoted(c.section.format, s.constantsOf(c), *state, undo, into, changes)
+		})
+	} else {
+		s.config.Kernel.UpdateSummed(c.section.format, s.constantsOf(c), *state, undo, into)
+	}
 	if s.condemn(unit, s.chunkSums.wrongBefore(unit, &sums)) {
 		return false
 	}

@@ -116,6 +116,7 @@ func (s *Shard) update(u Update, then func(), arriving bool) {
 func (s *Shard) prepareUpdate(u Update, then func(), arriving bool) {
 	s.ForgetArrived()
 	s.wait() // for the worker that tells of the last step
+	s.noted.begin(s.Steps() + 1)
 	s.current.then = then
 	s.current.untold.Store(then != nil)
 	for i, of := range s.assigned.list {
@@ -218,6 +219,7 @@ func (s *Shard) end() {
 func (s *Shard) makeUpdate(worker, unit int) bool {
 	c := s.chunk(unit)
 	if s.isLeft(c.Section) {
+		s.noted.none(unit)
 		s.setDone(unit)
 		return true
 	}
@@ -227,7 +229,7 @@ func (s *Shard) makeUpdate(worker, unit int) bool {
 	}
 	began := s.config.begin()
 	switch {
-	case s.chunkSums.any():
+	case s.chunkSums.any() || s.noted.on():
 		if !s.updateSummed(worker, unit, c, &state) {
 			return false
 		}

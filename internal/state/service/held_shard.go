@@ -30,6 +30,8 @@ type heldShard struct {
 
 	begun int64 // the last step that was begun
 
+	lastDelta lastDelta
+
 	// Overview and the metrics read these.
 	lastStep  atomic.Int64 // nanoseconds
 	lastNorm  atomic.Int64 // nanoseconds

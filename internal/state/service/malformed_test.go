@@ -45,6 +45,7 @@ func validRequests(t testing.TB) []protocol.Packet {
 		{Kind: protocol.SetStep, Body: protocol.SetStepBody{Step: 3, Flags: protocol.KeepOwnSteps}.Encode()},
 		{Kind: protocol.OwnSteps, Body: protocol.Encode(protocol.RangeBody{Count: 1})},
 		{Kind: protocol.SetOwnSteps, Body: protocol.OwnStepsBody{Had: []uint64{1}}.Encode()},
+		{Kind: protocol.Delta, Body: protocol.Encode(protocol.DeltaBody{Flags: protocol.WholeDelta})},
 		{Kind: protocol.Ready, Body: protocol.Encode(protocol.RangeBody{First: 0, Count: 1000})},
 		{Kind: protocol.Ready, Body: protocol.ReadyBody{RangeBody: protocol.RangeBody{Count: 1000}, Step: 1}.Encode()},
 		{Kind: protocol.Ready, Body: protocol.ReadyBody{RangeBody: protocol.RangeBody{Count: 1000}, Step: 1,
@@ -286,6 +287,7 @@ func FuzzRequest(f *testing.F) {
 			protocol.Read:       decodeAndEncode[protocol.TransferBody](p),
 			protocol.Accumulate: decodeAndEncode[protocol.AccumulateBody](p),
 			protocol.OwnSteps:   decodeAndEncode[protocol.RangeBody](p),
+			protocol.Delta:      decodeAndEncode[protocol.DeltaBody](p),
 			protocol.SetStep: func() ([]byte, error) {
 				b, err := protocol.DecodeSetStep(p.Kind, p.Body)
 				return b.Encode(), err

@@ -75,6 +75,7 @@ var requests = [protocol.Kinds]requestKind{
 	protocol.OwnSteps:   {0, inSession | afterStep, ask(protocol.Decode, (*heldShard).ownSteps)},
 	protocol.SetOwnSteps: {0, inSession | afterStep | afterSum,
 		change(protocol.DecodeOwnSteps, (*heldShard).setOwnSteps)},
+	protocol.Delta: {1, inSession | afterStep, (*connection).delta},
 }
 
 // handle carries out a request.

@@ -76,6 +76,7 @@ _MEANINGS = {
         "backward pass, whose gradients it does not change. ZenFlow(...): columns with large gradients are updated in every step, "
         "all others with the mean gradient of several steps."
     ),
+    "delta": "True has each step note which parameters it changes, for the method ``delta``.",
     "model": "for the names of parameters in checkpoints and messages, and for ``overlap``.",
     "named_parameters": "the same, where there is no model: (name, parameter) pairs.",
     "name": "tells the optimizers of one program apart: each but one needs a name.",

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar
 import torch
 
 from plimsoll.protocol import Opened
-from plimsoll.torch import layout, owners
+from plimsoll.torch import changes, layout, owners
 from plimsoll.torch.algorithm import Algorithm, Numbers
 from plimsoll.torch.checkpoint import Saver, fit_entries, replace_state
 from plimsoll.torch.entries import Entries, Entry, readers
@@ -29,7 +29,7 @@ _Result = TypeVar("_Result")
 _APART_KEY = "plimsoll_state_saved_apart"  # in a state_dict
 
 
-class Optimizer(torch.optim.Optimizer):
+class Optimizer(changes.Noting, torch.optim.Optimizer):
     """The base class of this package's optimizers.
 
     The optimizer allocates nothing until the first step, :meth:`open`, or anything else that needs the state. Until
@@ -122,6 +122,7 @@ class Optimizer(torch.optim.Optimizer):
             found = shards.open(lambda: self._algorithm.rule_of(self.param_groups))
             result = begin(shards, self._overlap.opened(shards, found))
             self._overlap.attach(shards)
+            changes.begin(self._settings, shards)
         except BaseException:
             shards.give_back_if_new()
             self._release()

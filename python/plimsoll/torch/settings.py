@@ -20,6 +20,7 @@ class Settings(NamedTuple):
     name: Optional[str]
     job: str
     socket: Optional[str]
+    delta: bool = False
 
     @classmethod
     def checked(
@@ -36,10 +37,11 @@ class Settings(NamedTuple):
         name: Optional[str] = None,
         job: Optional[str] = None,
         socket: Optional[str] = None,
+        delta: bool = False,
     ) -> "Settings":
         """The given settings, and the environment's where none were given."""
         job, socket = job or environment.job(), socket or environment.socket()
-        settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, _overlap_of(overlap), name, job, socket)
+        settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, _overlap_of(overlap), name, job, socket, delta)
         choose("state", settings.state, ("split", "fp32", "split24"))
         choose("moments", settings.moments, algorithm.moment_formats)
         choose("sharding", settings.sharding, (None, "zero1", "zero2", "local"))
@@ -64,6 +66,7 @@ class Settings(NamedTuple):
             _check_zenflow(settings, algorithm)
         if settings.name is not None and not re.fullmatch("[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,31}", settings.name):
             raise ValueError(f"name is {settings.name!r}: expected 1 to 32 of a-z A-Z 0-9 . _ -, and no dot at the beginning")
+        choose("delta", settings.delta, (False, True))
         if settings.socket is None:
             find_program()  # the first step will start it
         return settings

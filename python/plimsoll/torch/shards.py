@@ -11,6 +11,7 @@ import torch
 
 from plimsoll import resident
 from plimsoll.client import Request, Session
+from plimsoll.delta import Delta
 from plimsoll.errors import PlimsollError
 from plimsoll.protocol import Opened
 from plimsoll.service import Service, shared_service
@@ -360,6 +361,14 @@ class Shards:
             with contextlib.suppress(PlimsollError):  # the failure is being raised
                 session.ready(0, 1)
                 session.drain()
+
+    # What steps change
+
+    def delta(self, *, begin: bool = False, whole: bool = False) -> Delta:
+        """What the last step has changed: see :meth:`plimsoll.client.Session.delta`."""
+        held = [shard for shard in self if shard.session]
+        messages = [shard.session.delta(begin=begin, whole=whole) for shard in held]
+        return Delta(messages, [{slot.piece.name: slot.in_arena.view(-1) for slot in shard.slots.values()} for shard in held])
 
     # The end
 

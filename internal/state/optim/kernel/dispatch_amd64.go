@@ -3,6 +3,8 @@
 package kernel
 
 import (
+	"unsafe"
+
 	"golang.org/x/sys/cpu"
 
 	"plimsoll/internal/base/dtype"
@@ -84,14 +86,20 @@ func prefetching(n int, stream Array, ahead int) int {
 }
 
 // update updates elements first to n, both at the beginning of a tile, with an
-// undo log or nil, and with sums or nil.
-func (s Set) update(first, n int, f Format, constants *Constants, c *Chunk, undo *byte, sums *abi.Sums) {
+// undo log or nil, with sums or nil, and with changes or nil.
+func (s Set) update(first, n int, f Format, constants *Constants, c *Chunk, undo *byte, sums *abi.Sums,
+	changes *Changes) {
 	a := s.arguments(n, f, c)
 	a.Start, a.Undo, a.Sums = first, undo, sums
 	a.Table, a.Dither = &constants.table, constants.ditherOf(c.First+int64(first))
 	a.MasterDither = constants.masterDitherOf(c.First + int64(first))
 	if f.Moments == MomentsInt8 {
 		a.Dither, a.Block = constants.stride, uint32(c.First/Block)
+	}
+	if changes != nil {
+		kept := changes.room(n - first)
+		a.Moves, a.Kept = pointer(changes.Moves), pointer(kept)
+		defer func() { changes.Old = changes.Old[:len(changes.Old)+between(pointer(kept), a.Kept)] }()
 	}
 	update(kernelKey{s, f.Algorithm, f.State, f.Moments}, &a)
 }
@@ -143,4 +151,9 @@ func (s Set) accumulate(n int, sum, gradient Array) {
 		return
 	}
 	accumulateAVX2(n, reach, kind(sum.Type), pointer(sum.Data), kind(gradient.Type), pointer(gradient.Data))
+}
+
+// between returns the number of words from one address to another.
+func between(from, to *uint16) int {
+	return int(uintptr(unsafe.Pointer(to))-uintptr(unsafe.Pointer(from))) / 2
 }

@@ -11,7 +11,7 @@ func hasAVX2() bool       { return false }
 
 // There are no kernels that work in registers: nothing calls these.
 
-func (s Set) update(int, int, Format, *Constants, *Chunk, *byte, *abi.Sums) {
+func (s Set) update(int, int, Format, *Constants, *Chunk, *byte, *abi.Sums, *Changes) {
 	panic("kernel: no " + s.String())
 }
 func (s Set) traffic(int, Format, *Chunk)                    { panic("kernel: no " + s.String()) }

@@ -227,11 +227,12 @@ func (c *Constants) scalars() (k scalars) {
 // many elements through all operations at a time as stay in the first-level cache.
 type buffers struct {
 	weights, gradient, first, second, scratch [Block]float32
+	old                                       [Block]uint16 // parameters
 }
 
 // updateInTiles updates a chunk, beginning at element first, which is the first of a
-// tile. The undo log may be nil.
-func (s Set) updateInTiles(f Format, constants *Constants, c *Chunk, first int, log *Undo) {
+// tile. The undo log and the changes may be nil.
+func (s Set) updateInTiles(f Format, constants *Constants, c *Chunk, first int, log *Undo, changes *Changes) {
 	n, tile := c.Len(), Block
 	if first == n {
 		return
@@ -251,7 +252,13 @@ func (s Set) updateInTiles(f Format, constants *Constants, c *Chunk, first int, 
 			if log != nil {
 				log.keep(f, &part, at)
 			}
+			if changes == nil {
+				d.store(s, f, constants, &part, at-first)
+				continue
+			}
+			n := copy(d.old[:], part.Parameter)
 			d.store(s, f, constants, &part, at-first)
+			changes.note(at, d.old[:n], part.Parameter)
 		}
 	}
 }

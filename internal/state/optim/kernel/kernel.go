@@ -236,15 +236,8 @@ func Select() (Set, error) {
 
 // Update updates a chunk. Every stream of the chunk must have the same length.
 func (s Set) Update(f Format, constants *Constants, c Chunk) {
-	n := c.check(f)
-	whole := 0
-	if s.inRegisters() {
-		whole = n - n%f.granule()
-	}
-	if whole > 0 {
-		s.update(0, whole, f, constants, &c, nil, nil)
-	}
-	s.updateInTiles(f, constants, &c, whole, nil)
+	c.check(f)
+	s.updateFrom(0, f, constants, &c, Undo{}, nil, nil)
 }
 
 // Traffic moves the bytes that Update moves, stream by stream, without its

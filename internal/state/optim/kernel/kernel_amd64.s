@@ -118,18 +118,18 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $8-40
 	MOVQ    apart+8(FP), BX
 	MOVQ    sums+32(FP), SI
 	CMPQ    AX, $0x01
-	JE      fp161721
-	JA      fp321722
+	JE      fp162111
+	JA      fp322112
 	MOVQ    BX, R9
 	SHLQ    $0x01, R9
 	XORQ    AX, AX
 
-run1724:
+run2114:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1725:
+part2115:
 	VBROADCASTI128 (BX)(AX*2), Y0
 	VPSHUFB        spread<>+0(SB), Y0, Y0
 	VBROADCASTI128 16(BX)(AX*2), Y1
@@ -195,23 +195,23 @@ part1725:
 	ADDQ           R9, BX
 	ADDQ           $0x00000080, DI
 	DECQ           R8
-	JNE            part1725
+	JNE            part2115
 	ADDQ           $0x00000080, AX
 	CMPQ           AX, DX
-	JB             run1724
-	JMP            done1723
+	JB             run2114
+	JMP            done2113
 
-fp161721:
+fp162111:
 	MOVQ BX, R9
 	SHLQ $0x01, R9
 	XORQ AX, AX
 
-run1726:
+run2116:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1727:
+part2117:
 	VCVTPH2PS    (BX)(AX*2), Y0
 	VCVTPH2PS    16(BX)(AX*2), Y1
 	VMULPS       Y0, Y0, Y0
@@ -261,23 +261,23 @@ part1727:
 	ADDQ         R9, BX
 	ADDQ         $0x00000080, DI
 	DECQ         R8
-	JNE          part1727
+	JNE          part2117
 	ADDQ         $0x00000080, AX
 	CMPQ         AX, DX
-	JB           run1726
-	JMP          done1723
+	JB           run2116
+	JMP          done2113
 
-fp321722:
+fp322112:
 	MOVQ BX, R9
 	SHLQ $0x02, R9
 	XORQ AX, AX
 
-run1728:
+run2118:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1729:
+part2119:
 	VMOVUPS      (BX)(AX*4), Y0
 	VMOVUPS      32(BX)(AX*4), Y1
 	VMULPS       Y0, Y0, Y0
@@ -327,12 +327,12 @@ part1729:
 	ADDQ         R9, BX
 	ADDQ         $0x00000080, DI
 	DECQ         R8
-	JNE          part1729
+	JNE          part2119
 	ADDQ         $0x00000080, AX
 	CMPQ         AX, DX
-	JB           run1728
+	JB           run2118
 
-done1723:
+done2113:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -351,9 +351,9 @@ TEXT ·sumPairsAVX2(SB), NOSPLIT, $8-32
 	MOVQ    prefetching+8(FP), BX
 	XORQ    SI, SI
 	LEAQ    2048(SI), DI
-	JMP     check1731
+	JMP     check2121
 
-next1730:
+next2120:
 	PREFETCHT0   (AX)(DI*2)
 	VMOVDQU      (AX)(SI*2), Y1
 	VPSLLD       $0x10, Y1, Y0
@@ -473,13 +473,13 @@ next1730:
 	ADDQ         $0x00000100, SI
 	ADDQ         $0x00000100, DI
 
-check1731:
+check2121:
 	CMPQ    SI, BX
-	JB      next1730
+	JB      next2120
 	MOVQ    SI, DI
 	CMPQ    BX, DX
 	MOVQ    DX, BX
-	JB      next1730
+	JB      next2120
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -502,13 +502,13 @@ TEXT ·sumWideSquaresAVX2(SB), NOSPLIT, $8-40
 	VMOVUPD 64(DX), Y2
 	VMOVUPD 96(DX), Y3
 	CMPQ    AX, $0x01
-	JE      fp161733
-	JA      fp321734
+	JE      fp162123
+	JA      fp322124
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check1737
+	JMP     check2127
 
-next1736:
+next2126:
 	PREFETCHT0     (CX)(DI*2)
 	VBROADCASTI128 (CX)(AX*2), Y4
 	VPSHUFB        spread<>+0(SB), Y4, Y4
@@ -527,21 +527,21 @@ next1736:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, DI
 
-check1737:
+check2127:
 	CMPQ AX, SI
-	JB   next1736
+	JB   next2126
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1736
-	JMP  done1735
+	JB   next2126
+	JMP  done2125
 
-fp161733:
+fp162123:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1739
+	JMP  check2129
 
-next1738:
+next2128:
 	PREFETCHT0   (CX)(DI*2)
 	VCVTPH2PS    (CX)(AX*2), Y4
 	VCVTPH2PS    16(CX)(AX*2), Y5
@@ -558,21 +558,21 @@ next1738:
 	ADDQ         $0x00000010, AX
 	ADDQ         $0x00000010, DI
 
-check1739:
+check2129:
 	CMPQ AX, SI
-	JB   next1738
+	JB   next2128
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1738
-	JMP  done1735
+	JB   next2128
+	JMP  done2125
 
-fp321734:
+fp322124:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1741
+	JMP  check2131
 
-next1740:
+next2130:
 	PREFETCHT0   (CX)(DI*4)
 	VMOVUPS      (CX)(AX*4), Y4
 	VMOVUPS      32(CX)(AX*4), Y5
@@ -589,15 +589,15 @@ next1740:
 	ADDQ         $0x00000010, AX
 	ADDQ         $0x00000010, DI
 
-check1741:
+check2131:
 	CMPQ AX, SI
-	JB   next1740
+	JB   next2130
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1740
+	JB   next2130
 
-done1735:
+done2125:
 	VMOVUPD Y0, (DX)
 	VMOVUPD Y1, 32(DX)
 	VMOVUPD Y2, 64(DX)
@@ -621,16 +621,16 @@ TEXT ·accumulateAVX2(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp161743
-	JA      fp321744
+	JE      fp162133
+	JA      fp322134
 	CMPQ    CX, $0x01
-	JE      fp161747
-	JA      fp321748
+	JE      fp162137
+	JA      fp322138
 	XORQ    AX, AX
 	LEAQ    192(AX), CX
-	JMP     check1751
+	JMP     check2141
 
-next1750:
+next2140:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -663,21 +663,21 @@ next1750:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1751:
+check2141:
 	CMPQ AX, DI
-	JB   next1750
+	JB   next2140
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1750
-	JMP  done1749
+	JB   next2140
+	JMP  done2139
 
-fp161747:
+fp162137:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1753
+	JMP  check2143
 
-next1752:
+next2142:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -708,21 +708,21 @@ next1752:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1753:
+check2143:
 	CMPQ AX, DI
-	JB   next1752
+	JB   next2142
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1752
-	JMP  done1749
+	JB   next2142
+	JMP  done2139
 
-fp321748:
+fp322138:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1755
+	JMP  check2145
 
-next1754:
+next2144:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*4)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -753,26 +753,26 @@ next1754:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1755:
+check2145:
 	CMPQ AX, DI
-	JB   next1754
+	JB   next2144
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1754
+	JB   next2144
 
-done1749:
-	JMP done1745
+done2139:
+	JMP done2135
 
-fp161743:
+fp162133:
 	CMPQ CX, $0x01
-	JE   fp161757
-	JA   fp321758
+	JE   fp162147
+	JA   fp322148
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1761
+	JMP  check2151
 
-next1760:
+next2150:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VCVTPH2PS      (DX)(AX*2), Y0
@@ -791,21 +791,21 @@ next1760:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1761:
+check2151:
 	CMPQ AX, DI
-	JB   next1760
+	JB   next2150
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1760
-	JMP  done1759
+	JB   next2150
+	JMP  done2149
 
-fp161757:
+fp162147:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1763
+	JMP  check2153
 
-next1762:
+next2152:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*2)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -822,21 +822,21 @@ next1762:
 	ADDQ        $0x00000010, AX
 	ADDQ        $0x00000010, CX
 
-check1763:
+check2153:
 	CMPQ AX, DI
-	JB   next1762
+	JB   next2152
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1762
-	JMP  done1759
+	JB   next2152
+	JMP  done2149
 
-fp321758:
+fp322148:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1765
+	JMP  check2155
 
-next1764:
+next2154:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*4)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -853,26 +853,26 @@ next1764:
 	ADDQ        $0x00000010, AX
 	ADDQ        $0x00000010, CX
 
-check1765:
+check2155:
 	CMPQ AX, DI
-	JB   next1764
+	JB   next2154
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1764
+	JB   next2154
 
-done1759:
-	JMP done1745
+done2149:
+	JMP done2135
 
-fp321744:
+fp322134:
 	CMPQ CX, $0x01
-	JE   fp161767
-	JA   fp321768
+	JE   fp162157
+	JA   fp322158
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1771
+	JMP  check2161
 
-next1770:
+next2160:
 	PREFETCHT0     (DX)(CX*4)
 	PREFETCHT0     (BX)(CX*2)
 	VMOVUPS        (DX)(AX*4), Y0
@@ -888,21 +888,21 @@ next1770:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1771:
+check2161:
 	CMPQ AX, DI
-	JB   next1770
+	JB   next2160
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1770
-	JMP  done1769
+	JB   next2160
+	JMP  done2159
 
-fp161767:
+fp162157:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1773
+	JMP  check2163
 
-next1772:
+next2162:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -916,21 +916,21 @@ next1772:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check1773:
+check2163:
 	CMPQ AX, DI
-	JB   next1772
+	JB   next2162
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1772
-	JMP  done1769
+	JB   next2162
+	JMP  done2159
 
-fp321768:
+fp322158:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1775
+	JMP  check2165
 
-next1774:
+next2164:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -944,16 +944,16 @@ next1774:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check1775:
+check2165:
 	CMPQ AX, DI
-	JB   next1774
+	JB   next2164
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1774
+	JB   next2164
 
-done1769:
-done1745:
+done2159:
+done2135:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -972,18 +972,18 @@ TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-40
 	MOVQ    apart+8(FP), BX
 	MOVQ    sums+32(FP), SI
 	CMPQ    AX, $0x01
-	JE      fp163298
-	JA      fp323299
+	JE      fp163958
+	JA      fp323959
 	MOVQ    BX, R9
 	SHLQ    $0x01, R9
 	XORQ    AX, AX
 
-run3301:
+run3961:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part3302:
+part3962:
 	VPMOVZXWD     (BX)(AX*2), Z0
 	VPSLLD        $0x10, Z0, Z0
 	VMULPS        Z0, Z0, Z0
@@ -1018,23 +1018,23 @@ part3302:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part3302
+	JNE           part3962
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run3301
-	JMP           done3300
+	JB            run3961
+	JMP           done3960
 
-fp163298:
+fp163958:
 	MOVQ BX, R9
 	SHLQ $0x01, R9
 	XORQ AX, AX
 
-run3303:
+run3963:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part3304:
+part3964:
 	VCVTPH2PS     (BX)(AX*2), Z0
 	VMULPS        Z0, Z0, Z0
 	VCVTPH2PS     32(BX)(AX*2), Z1
@@ -1061,23 +1061,23 @@ part3304:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part3304
+	JNE           part3964
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run3303
-	JMP           done3300
+	JB            run3963
+	JMP           done3960
 
-fp323299:
+fp323959:
 	MOVQ BX, R9
 	SHLQ $0x02, R9
 	XORQ AX, AX
 
-run3305:
+run3965:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part3306:
+part3966:
 	VMOVUPS       (BX)(AX*4), Z0
 	VMULPS        Z0, Z0, Z0
 	VMOVUPS       64(BX)(AX*4), Z1
@@ -1104,12 +1104,12 @@ part3306:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part3306
+	JNE           part3966
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run3305
+	JB            run3965
 
-done3300:
+done3960:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1129,9 +1129,9 @@ TEXT ·sumPairsAVX512(SB), NOSPLIT, $8-32
 	VMOVDQU32 patternffff0000<>+0(SB), Z0
 	XORQ      SI, SI
 	LEAQ      2048(SI), DI
-	JMP       check3308
+	JMP       check3968
 
-next3307:
+next3967:
 	PREFETCHT0    (AX)(DI*2)
 	VMOVDQU32     (AX)(SI*2), Z2
 	VPSLLD        $0x10, Z2, Z1
@@ -1197,13 +1197,13 @@ next3307:
 	ADDQ          $0x00000100, SI
 	ADDQ          $0x00000100, DI
 
-check3308:
+check3968:
 	CMPQ    SI, BX
-	JB      next3307
+	JB      next3967
 	MOVQ    SI, DI
 	CMPQ    BX, DX
 	MOVQ    DX, BX
-	JB      next3307
+	JB      next3967
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1224,13 +1224,13 @@ TEXT ·sumWideSquaresAVX512(SB), NOSPLIT, $8-40
 	VMOVUPD (DX), Z0
 	VMOVUPD 64(DX), Z1
 	CMPQ    AX, $0x01
-	JE      fp163310
-	JA      fp323311
+	JE      fp163970
+	JA      fp323971
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check3314
+	JMP     check3974
 
-next3313:
+next3973:
 	PREFETCHT0    (CX)(DI*2)
 	VPMOVZXWD     (CX)(AX*2), Z2
 	VPSLLD        $0x10, Z2, Z2
@@ -1242,21 +1242,21 @@ next3313:
 	ADDQ          $0x00000010, AX
 	ADDQ          $0x00000010, DI
 
-check3314:
+check3974:
 	CMPQ AX, SI
-	JB   next3313
+	JB   next3973
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next3313
-	JMP  done3312
+	JB   next3973
+	JMP  done3972
 
-fp163310:
+fp163970:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check3316
+	JMP  check3976
 
-next3315:
+next3975:
 	PREFETCHT0    (CX)(DI*2)
 	VCVTPH2PS     (CX)(AX*2), Z2
 	VCVTPS2PD     Y2, Z3
@@ -1267,21 +1267,21 @@ next3315:
 	ADDQ          $0x00000010, AX
 	ADDQ          $0x00000010, DI
 
-check3316:
+check3976:
 	CMPQ AX, SI
-	JB   next3315
+	JB   next3975
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next3315
-	JMP  done3312
+	JB   next3975
+	JMP  done3972
 
-fp323311:
+fp323971:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check3318
+	JMP  check3978
 
-next3317:
+next3977:
 	PREFETCHT0    (CX)(DI*4)
 	VMOVUPS       (CX)(AX*4), Z2
 	VCVTPS2PD     Y2, Z3
@@ -1292,15 +1292,15 @@ next3317:
 	ADDQ          $0x00000010, AX
 	ADDQ          $0x00000010, DI
 
-check3318:
+check3978:
 	CMPQ AX, SI
-	JB   next3317
+	JB   next3977
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next3317
+	JB   next3977
 
-done3312:
+done3972:
 	VMOVUPD Z0, (DX)
 	VMOVUPD Z1, 64(DX)
 	LDMXCSR (SP)
@@ -1322,16 +1322,16 @@ TEXT ·accumulateAVX512(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp163320
-	JA      fp323321
+	JE      fp163980
+	JA      fp323981
 	CMPQ    CX, $0x01
-	JE      fp163324
-	JA      fp323325
+	JE      fp163984
+	JA      fp323985
 	XORQ    AX, AX
 	LEAQ    192(AX), CX
-	JMP     check3328
+	JMP     check3988
 
-next3327:
+next3987:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -1350,21 +1350,21 @@ next3327:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check3328:
+check3988:
 	CMPQ AX, DI
-	JB   next3327
+	JB   next3987
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next3327
-	JMP  done3326
+	JB   next3987
+	JMP  done3986
 
-fp163324:
+fp163984:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check3330
+	JMP  check3990
 
-next3329:
+next3989:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -1382,21 +1382,21 @@ next3329:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check3330:
+check3990:
 	CMPQ AX, DI
-	JB   next3329
+	JB   next3989
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next3329
-	JMP  done3326
+	JB   next3989
+	JMP  done3986
 
-fp323325:
+fp323985:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check3332
+	JMP  check3992
 
-next3331:
+next3991:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -1414,26 +1414,26 @@ next3331:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check3332:
+check3992:
 	CMPQ AX, DI
-	JB   next3331
+	JB   next3991
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next3331
+	JB   next3991
 
-done3326:
-	JMP done3322
+done3986:
+	JMP done3982
 
-fp163320:
+fp163980:
 	CMPQ CX, $0x01
-	JE   fp163334
-	JA   fp323335
+	JE   fp163994
+	JA   fp323995
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check3338
+	JMP  check3998
 
-next3337:
+next3997:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -1446,21 +1446,21 @@ next3337:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check3338:
+check3998:
 	CMPQ AX, DI
-	JB   next3337
+	JB   next3997
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next3337
-	JMP  done3336
+	JB   next3997
+	JMP  done3996
 
-fp163334:
+fp163994:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check3340
+	JMP  check4000
 
-next3339:
+next3999:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -1472,21 +1472,21 @@ next3339:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check3340:
+check4000:
 	CMPQ AX, DI
-	JB   next3339
+	JB   next3999
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next3339
-	JMP  done3336
+	JB   next3999
+	JMP  done3996
 
-fp323335:
+fp323995:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check3342
+	JMP  check4002
 
-next3341:
+next4001:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -1498,26 +1498,26 @@ next3341:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check3342:
+check4002:
 	CMPQ AX, DI
-	JB   next3341
+	JB   next4001
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next3341
+	JB   next4001
 
-done3336:
-	JMP done3322
+done3996:
+	JMP done3982
 
-fp323321:
+fp323981:
 	CMPQ CX, $0x01
-	JE   fp163344
-	JA   fp323345
+	JE   fp164004
+	JA   fp324005
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check3348
+	JMP  check4008
 
-next3347:
+next4007:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -1528,21 +1528,21 @@ next3347:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check3348:
+check4008:
 	CMPQ AX, DI
-	JB   next3347
+	JB   next4007
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next3347
-	JMP  done3346
+	JB   next4007
+	JMP  done4006
 
-fp163344:
+fp164004:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check3350
+	JMP  check4010
 
-next3349:
+next4009:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -1552,21 +1552,21 @@ next3349:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check3350:
+check4010:
 	CMPQ AX, DI
-	JB   next3349
+	JB   next4009
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next3349
-	JMP  done3346
+	JB   next4009
+	JMP  done4006
 
-fp323345:
+fp324005:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check3352
+	JMP  check4012
 
-next3351:
+next4011:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -1576,16 +1576,16 @@ next3351:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check3352:
+check4012:
 	CMPQ AX, DI
-	JB   next3351
+	JB   next4011
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next3351
+	JB   next4011
 
-done3346:
-done3322:
+done4006:
+done3982:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

@@ -14,6 +14,60 @@ DATA spread<>+24(SB)/4, $0x0d0c8080
 DATA spread<>+28(SB)/4, $0x0f0e8080
 GLOBL spread<>(SB), RODATA|NOPTR, $32
 
+DATA pattern00010001<>+0(SB)/4, $0x00010001
+DATA pattern00010001<>+4(SB)/4, $0x00010001
+DATA pattern00010001<>+8(SB)/4, $0x00010001
+DATA pattern00010001<>+12(SB)/4, $0x00010001
+DATA pattern00010001<>+16(SB)/4, $0x00010001
+DATA pattern00010001<>+20(SB)/4, $0x00010001
+DATA pattern00010001<>+24(SB)/4, $0x00010001
+DATA pattern00010001<>+28(SB)/4, $0x00010001
+DATA pattern00010001<>+32(SB)/4, $0x00010001
+DATA pattern00010001<>+36(SB)/4, $0x00010001
+DATA pattern00010001<>+40(SB)/4, $0x00010001
+DATA pattern00010001<>+44(SB)/4, $0x00010001
+DATA pattern00010001<>+48(SB)/4, $0x00010001
+DATA pattern00010001<>+52(SB)/4, $0x00010001
+DATA pattern00010001<>+56(SB)/4, $0x00010001
+DATA pattern00010001<>+60(SB)/4, $0x00010001
+GLOBL pattern00010001<>(SB), RODATA|NOPTR, $64
+
+DATA pattern00020002<>+0(SB)/4, $0x00020002
+DATA pattern00020002<>+4(SB)/4, $0x00020002
+DATA pattern00020002<>+8(SB)/4, $0x00020002
+DATA pattern00020002<>+12(SB)/4, $0x00020002
+DATA pattern00020002<>+16(SB)/4, $0x00020002
+DATA pattern00020002<>+20(SB)/4, $0x00020002
+DATA pattern00020002<>+24(SB)/4, $0x00020002
+DATA pattern00020002<>+28(SB)/4, $0x00020002
+DATA pattern00020002<>+32(SB)/4, $0x00020002
+DATA pattern00020002<>+36(SB)/4, $0x00020002
+DATA pattern00020002<>+40(SB)/4, $0x00020002
+DATA pattern00020002<>+44(SB)/4, $0x00020002
+DATA pattern00020002<>+48(SB)/4, $0x00020002
+DATA pattern00020002<>+52(SB)/4, $0x00020002
+DATA pattern00020002<>+56(SB)/4, $0x00020002
+DATA pattern00020002<>+60(SB)/4, $0x00020002
+GLOBL pattern00020002<>(SB), RODATA|NOPTR, $64
+
+DATA patternffffffff<>+0(SB)/4, $0xffffffff
+DATA patternffffffff<>+4(SB)/4, $0xffffffff
+DATA patternffffffff<>+8(SB)/4, $0xffffffff
+DATA patternffffffff<>+12(SB)/4, $0xffffffff
+DATA patternffffffff<>+16(SB)/4, $0xffffffff
+DATA patternffffffff<>+20(SB)/4, $0xffffffff
+DATA patternffffffff<>+24(SB)/4, $0xffffffff
+DATA patternffffffff<>+28(SB)/4, $0xffffffff
+DATA patternffffffff<>+32(SB)/4, $0xffffffff
+DATA patternffffffff<>+36(SB)/4, $0xffffffff
+DATA patternffffffff<>+40(SB)/4, $0xffffffff
+DATA patternffffffff<>+44(SB)/4, $0xffffffff
+DATA patternffffffff<>+48(SB)/4, $0xffffffff
+DATA patternffffffff<>+52(SB)/4, $0xffffffff
+DATA patternffffffff<>+56(SB)/4, $0xffffffff
+DATA patternffffffff<>+60(SB)/4, $0xffffffff
+GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
+
 DATA pattern80000000<>+0(SB)/4, $0x80000000
 DATA pattern80000000<>+4(SB)/4, $0x80000000
 DATA pattern80000000<>+8(SB)/4, $0x80000000
@@ -226,24 +280,6 @@ DATA pattern5f000000<>+56(SB)/4, $0x5f000000
 DATA pattern5f000000<>+60(SB)/4, $0x5f000000
 GLOBL pattern5f000000<>(SB), RODATA|NOPTR, $64
 
-DATA patternffffffff<>+0(SB)/4, $0xffffffff
-DATA patternffffffff<>+4(SB)/4, $0xffffffff
-DATA patternffffffff<>+8(SB)/4, $0xffffffff
-DATA patternffffffff<>+12(SB)/4, $0xffffffff
-DATA patternffffffff<>+16(SB)/4, $0xffffffff
-DATA patternffffffff<>+20(SB)/4, $0xffffffff
-DATA patternffffffff<>+24(SB)/4, $0xffffffff
-DATA patternffffffff<>+28(SB)/4, $0xffffffff
-DATA patternffffffff<>+32(SB)/4, $0xffffffff
-DATA patternffffffff<>+36(SB)/4, $0xffffffff
-DATA patternffffffff<>+40(SB)/4, $0xffffffff
-DATA patternffffffff<>+44(SB)/4, $0xffffffff
-DATA patternffffffff<>+48(SB)/4, $0xffffffff
-DATA patternffffffff<>+52(SB)/4, $0xffffffff
-DATA patternffffffff<>+56(SB)/4, $0xffffffff
-DATA patternffffffff<>+60(SB)/4, $0xffffffff
-GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
-
 DATA pattern3e000000<>+0(SB)/4, $0x3e000000
 DATA pattern3e000000<>+4(SB)/4, $0x3e000000
 DATA pattern3e000000<>+8(SB)/4, $0x3e000000
@@ -455,10 +491,10 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DI
 	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned301
+	JEQ     aligned379
 	ORQ     $0x04, DI
 
-aligned301:
+aligned379:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	MOVQ    a+0(FP), R9
@@ -480,19 +516,19 @@ aligned301:
 	MOVQ    a+0(FP), R14
 	MOVQ    40(R14), R14
 	TESTQ   R14, R14
-	JEQ     plain302
+	JEQ     plain380
 	CMPQ    CX, $0x01
-	JE      fp16305
-	JA      fp32306
+	JE      fp16383
+	JA      fp32384
 	MOVQ    R13, CX
 	MOVQ    a+0(FP), R13
 	MOVQ    16(R13), R13
 	ADDQ    CX, R13
-	JMP     check309
+	JMP     check387
 
-next308:
+next386:
 	TESTQ   R10, R10
-	JEQ     kept310
+	JEQ     kept388
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
 	VMOVDQU (SI)(CX*4), Y6
@@ -510,7 +546,7 @@ next308:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept310:
+kept388:
 	PREFETCHT0     (SI)(R13*4)
 	PREFETCHT0     (R8)(R13*4)
 	PREFETCHT0     (R9)(R13*4)
@@ -566,7 +602,7 @@ kept310:
 	VMOVUPS        Y8, (SI)(CX*4)
 	VMOVUPS        Y9, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual311
+	JNE            unusual389
 	VPSRLD         $0x10, Y8, Y6
 	VPAND          pattern00000001<>+0(SB), Y6, Y6
 	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
@@ -583,15 +619,50 @@ kept310:
 	VPSRLD         $0x10, Y7, Y7
 	VPACKUSDW      Y7, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
-	VMOVNTDQ       Y6, (BX)(CX*2)
-	JMP            stored312
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	TESTQ          R14, R14
+	JEQ            noted391
+	VPSUBW         (BX)(CX*2), Y6, Y7
+	MOVQ           CX, R14
+	SHRQ           $0x02, R14
+	MOVQ           a+0(FP), R15
+	MOVQ           144(R15), R15
+	ADDQ           R15, R14
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R15
+	XORL           $0xffff0000, R15
+	MOVL           R15, (R14)
+	VPMOVMSKB      Y9, R15
+	CMPL           R15, $-1
+	MOVQ           a+0(FP), R14
+	MOVQ           152(R14), R15
+	VMOVDQU        (BX)(CX*2), Y7
+	VMOVDQU        Y7, (R15)
+	SETNE          R15
+	MOVBLZX        R15, R15
+	SHLQ           $0x05, R15
+	ADDQ           R15, 152(R14)
 
-unusual311:
+noted391:
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored390
+
+unusual389:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16314
-	JA        fp32315
+	JE        fp16393
+	JA        fp32394
 	VPSRLD    $0x10, Y8, Y6
 	VPAND     pattern00000001<>+0(SB), Y6, Y6
 	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
@@ -608,36 +679,106 @@ unusual311:
 	VPSRLD    $0x10, Y7, Y7
 	VPACKUSDW Y7, Y6, Y6
 	VPERMQ    $0xd8, Y6, Y6
-	TESTQ     $0x00000004, DI
-	JNE       ordinary318
-	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored317
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted396
+	VPSUBW    (BX)(CX*2), Y6, Y7
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y8, Y8, Y8
+	VPADDW    pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW  pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW  Y8, Y9, Y9
+	VPCMPEQW  Y8, Y7, Y8
+	VPANDN    Y9, Y8, Y8
+	VPCMPGTW  patternffffffff<>+0(SB), Y7, Y7
+	VPAND     Y9, Y7, Y7
+	VPACKSSWB Y7, Y8, Y8
+	VPERMQ    $0xd8, Y8, Y8
+	VPMOVMSKB Y8, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y9, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y7
+	VMOVDQU   Y7, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary318:
+noted396:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary398
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored397
+
+ordinary398:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored317:
-	JMP done316
+stored397:
+	JMP done395
 
-fp16314:
+fp16393:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary320
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored319
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted399
+	VPSUBW      (BX)(CX*2), Y6, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y9, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary320:
+noted399:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary401
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored400
+
+ordinary401:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored319:
-	JMP done316
+stored400:
+	JMP done395
 
-fp32315:
-done316:
-stored312:
+fp32394:
+done395:
+stored390:
 	MOVQ    a+0(FP), R14
 	MOVQ    40(R14), R14
 	VMOVDQU 64(R14), Y6
@@ -655,25 +796,25 @@ stored312:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R13
 
-check309:
+check387:
 	CMPQ CX, R12
-	JB   next308
+	JB   next386
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next308
-	JMP  done307
+	JB   next386
+	JMP  done385
 
-fp16305:
+fp16383:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check322
+	JMP  check403
 
-next321:
+next402:
 	TESTQ   R10, R10
-	JEQ     kept323
+	JEQ     kept404
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
 	VMOVDQU (SI)(CX*4), Y6
@@ -691,7 +832,7 @@ next321:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept323:
+kept404:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -745,7 +886,7 @@ kept323:
 	VMOVUPS     Y8, (SI)(CX*4)
 	VMOVUPS     Y9, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual324
+	JNE         unusual405
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -762,15 +903,50 @@ kept323:
 	VPSRLD      $0x10, Y7, Y7
 	VPACKUSDW   Y7, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored325
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted407
+	VPSUBW      (BX)(CX*2), Y6, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y9, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-unusual324:
+noted407:
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored406
+
+unusual405:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16327
-	JA        fp32328
+	JE        fp16409
+	JA        fp32410
 	VPSRLD    $0x10, Y8, Y6
 	VPAND     pattern00000001<>+0(SB), Y6, Y6
 	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
@@ -787,36 +963,106 @@ unusual324:
 	VPSRLD    $0x10, Y7, Y7
 	VPACKUSDW Y7, Y6, Y6
 	VPERMQ    $0xd8, Y6, Y6
-	TESTQ     $0x00000004, DI
-	JNE       ordinary331
-	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored330
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted412
+	VPSUBW    (BX)(CX*2), Y6, Y7
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y8, Y8, Y8
+	VPADDW    pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW  pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW  Y8, Y9, Y9
+	VPCMPEQW  Y8, Y7, Y8
+	VPANDN    Y9, Y8, Y8
+	VPCMPGTW  patternffffffff<>+0(SB), Y7, Y7
+	VPAND     Y9, Y7, Y7
+	VPACKSSWB Y7, Y8, Y8
+	VPERMQ    $0xd8, Y8, Y8
+	VPMOVMSKB Y8, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y9, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y7
+	VMOVDQU   Y7, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary331:
+noted412:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary414
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored413
+
+ordinary414:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored330:
-	JMP done329
+stored413:
+	JMP done411
 
-fp16327:
+fp16409:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary333
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored332
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted415
+	VPSUBW      (BX)(CX*2), Y6, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y9, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary333:
+noted415:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary417
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored416
+
+ordinary417:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored332:
-	JMP done329
+stored416:
+	JMP done411
 
-fp32328:
-done329:
-stored325:
+fp32410:
+done411:
+stored406:
 	MOVQ    a+0(FP), R14
 	MOVQ    40(R14), R14
 	VMOVDQU 64(R14), Y6
@@ -834,25 +1080,25 @@ stored325:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R13
 
-check322:
+check403:
 	CMPQ CX, R12
-	JB   next321
+	JB   next402
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next321
-	JMP  done307
+	JB   next402
+	JMP  done385
 
-fp32306:
+fp32384:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check335
+	JMP  check419
 
-next334:
+next418:
 	TESTQ   R10, R10
-	JEQ     kept336
+	JEQ     kept420
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
 	VMOVDQU (SI)(CX*4), Y6
@@ -870,7 +1116,7 @@ next334:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept336:
+kept420:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -924,7 +1170,7 @@ kept336:
 	VMOVUPS     Y8, (SI)(CX*4)
 	VMOVUPS     Y9, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual337
+	JNE         unusual421
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -941,15 +1187,50 @@ kept336:
 	VPSRLD      $0x10, Y7, Y7
 	VPACKUSDW   Y7, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored338
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted423
+	VPSUBW      (BX)(CX*2), Y6, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y9, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-unusual337:
+noted423:
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored422
+
+unusual421:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16340
-	JA        fp32341
+	JE        fp16425
+	JA        fp32426
 	VPSRLD    $0x10, Y8, Y6
 	VPAND     pattern00000001<>+0(SB), Y6, Y6
 	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
@@ -966,36 +1247,106 @@ unusual337:
 	VPSRLD    $0x10, Y7, Y7
 	VPACKUSDW Y7, Y6, Y6
 	VPERMQ    $0xd8, Y6, Y6
-	TESTQ     $0x00000004, DI
-	JNE       ordinary344
-	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored343
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted428
+	VPSUBW    (BX)(CX*2), Y6, Y7
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y8, Y8, Y8
+	VPADDW    pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW  pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW  Y8, Y9, Y9
+	VPCMPEQW  Y8, Y7, Y8
+	VPANDN    Y9, Y8, Y8
+	VPCMPGTW  patternffffffff<>+0(SB), Y7, Y7
+	VPAND     Y9, Y7, Y7
+	VPACKSSWB Y7, Y8, Y8
+	VPERMQ    $0xd8, Y8, Y8
+	VPMOVMSKB Y8, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y9, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y7
+	VMOVDQU   Y7, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary344:
+noted428:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary430
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored429
+
+ordinary430:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored343:
-	JMP done342
+stored429:
+	JMP done427
 
-fp16340:
+fp16425:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary346
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored345
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted431
+	VPSUBW      (BX)(CX*2), Y6, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y9, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary346:
+noted431:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary433
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored432
+
+ordinary433:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored345:
-	JMP done342
+stored432:
+	JMP done427
 
-fp32341:
-done342:
-stored338:
+fp32426:
+done427:
+stored422:
 	MOVQ    a+0(FP), R14
 	MOVQ    40(R14), R14
 	VMOVDQU 64(R14), Y6
@@ -1013,30 +1364,30 @@ stored338:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R13
 
-check335:
+check419:
 	CMPQ CX, R12
-	JB   next334
+	JB   next418
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next334
+	JB   next418
 
-done307:
-	JMP updated303
+done385:
+	JMP updated381
 
-plain302:
+plain380:
 	CMPQ CX, $0x01
-	JE   fp16348
-	JA   fp32349
+	JE   fp16435
+	JA   fp32436
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check352
+	JMP  check439
 
-next351:
+next438:
 	TESTQ   R10, R10
-	JEQ     kept353
+	JEQ     kept440
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
 	VMOVDQU (SI)(CX*4), Y6
@@ -1054,7 +1405,7 @@ next351:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept353:
+kept440:
 	PREFETCHT0     (SI)(R13*4)
 	PREFETCHT0     (R8)(R13*4)
 	PREFETCHT0     (R9)(R13*4)
@@ -1096,7 +1447,7 @@ kept353:
 	VMOVUPS        Y8, (SI)(CX*4)
 	VMOVUPS        Y9, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual354
+	JNE            unusual441
 	VPSRLD         $0x10, Y8, Y6
 	VPAND          pattern00000001<>+0(SB), Y6, Y6
 	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
@@ -1113,15 +1464,50 @@ kept353:
 	VPSRLD         $0x10, Y7, Y7
 	VPACKUSDW      Y7, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
-	VMOVNTDQ       Y6, (BX)(CX*2)
-	JMP            stored355
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	TESTQ          R14, R14
+	JEQ            noted443
+	VPSUBW         (BX)(CX*2), Y6, Y7
+	MOVQ           CX, R14
+	SHRQ           $0x02, R14
+	MOVQ           a+0(FP), R15
+	MOVQ           144(R15), R15
+	ADDQ           R15, R14
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R15
+	XORL           $0xffff0000, R15
+	MOVL           R15, (R14)
+	VPMOVMSKB      Y9, R15
+	CMPL           R15, $-1
+	MOVQ           a+0(FP), R14
+	MOVQ           152(R14), R15
+	VMOVDQU        (BX)(CX*2), Y7
+	VMOVDQU        Y7, (R15)
+	SETNE          R15
+	MOVBLZX        R15, R15
+	SHLQ           $0x05, R15
+	ADDQ           R15, 152(R14)
 
-unusual354:
+noted443:
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored442
+
+unusual441:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16357
-	JA        fp32358
+	JE        fp16445
+	JA        fp32446
 	VPSRLD    $0x10, Y8, Y6
 	VPAND     pattern00000001<>+0(SB), Y6, Y6
 	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
@@ -1138,58 +1524,128 @@ unusual354:
 	VPSRLD    $0x10, Y7, Y7
 	VPACKUSDW Y7, Y6, Y6
 	VPERMQ    $0xd8, Y6, Y6
-	TESTQ     $0x00000004, DI
-	JNE       ordinary361
-	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored360
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted448
+	VPSUBW    (BX)(CX*2), Y6, Y7
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y8, Y8, Y8
+	VPADDW    pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW  pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW  Y8, Y9, Y9
+	VPCMPEQW  Y8, Y7, Y8
+	VPANDN    Y9, Y8, Y8
+	VPCMPGTW  patternffffffff<>+0(SB), Y7, Y7
+	VPAND     Y9, Y7, Y7
+	VPACKSSWB Y7, Y8, Y8
+	VPERMQ    $0xd8, Y8, Y8
+	VPMOVMSKB Y8, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y9, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y7
+	VMOVDQU   Y7, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary361:
+noted448:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary450
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored449
+
+ordinary450:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored360:
-	JMP done359
+stored449:
+	JMP done447
 
-fp16357:
+fp16445:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary363
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored362
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted451
+	VPSUBW      (BX)(CX*2), Y6, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y9, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary363:
+noted451:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary453
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored452
+
+ordinary453:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored362:
-	JMP done359
+stored452:
+	JMP done447
 
-fp32358:
-done359:
-stored355:
+fp32446:
+done447:
+stored442:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check352:
+check439:
 	CMPQ CX, R12
-	JB   next351
+	JB   next438
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next351
-	JMP  done350
+	JB   next438
+	JMP  done437
 
-fp16348:
+fp16435:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check365
+	JMP  check455
 
-next364:
+next454:
 	TESTQ   R10, R10
-	JEQ     kept366
+	JEQ     kept456
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
 	VMOVDQU (SI)(CX*4), Y6
@@ -1207,7 +1663,7 @@ next364:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept366:
+kept456:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -1247,7 +1703,7 @@ kept366:
 	VMOVUPS     Y8, (SI)(CX*4)
 	VMOVUPS     Y9, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual367
+	JNE         unusual457
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -1264,15 +1720,50 @@ kept366:
 	VPSRLD      $0x10, Y7, Y7
 	VPACKUSDW   Y7, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored368
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted459
+	VPSUBW      (BX)(CX*2), Y6, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y9, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-unusual367:
+noted459:
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored458
+
+unusual457:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16370
-	JA        fp32371
+	JE        fp16461
+	JA        fp32462
 	VPSRLD    $0x10, Y8, Y6
 	VPAND     pattern00000001<>+0(SB), Y6, Y6
 	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
@@ -1289,58 +1780,128 @@ unusual367:
 	VPSRLD    $0x10, Y7, Y7
 	VPACKUSDW Y7, Y6, Y6
 	VPERMQ    $0xd8, Y6, Y6
-	TESTQ     $0x00000004, DI
-	JNE       ordinary374
-	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored373
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted464
+	VPSUBW    (BX)(CX*2), Y6, Y7
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y8, Y8, Y8
+	VPADDW    pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW  pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW  Y8, Y9, Y9
+	VPCMPEQW  Y8, Y7, Y8
+	VPANDN    Y9, Y8, Y8
+	VPCMPGTW  patternffffffff<>+0(SB), Y7, Y7
+	VPAND     Y9, Y7, Y7
+	VPACKSSWB Y7, Y8, Y8
+	VPERMQ    $0xd8, Y8, Y8
+	VPMOVMSKB Y8, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y9, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y7
+	VMOVDQU   Y7, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary374:
+noted464:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary466
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored465
+
+ordinary466:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored373:
-	JMP done372
+stored465:
+	JMP done463
 
-fp16370:
+fp16461:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary376
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored375
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted467
+	VPSUBW      (BX)(CX*2), Y6, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y9, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary376:
+noted467:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary469
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored468
+
+ordinary469:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored375:
-	JMP done372
+stored468:
+	JMP done463
 
-fp32371:
-done372:
-stored368:
+fp32462:
+done463:
+stored458:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check365:
+check455:
 	CMPQ CX, R12
-	JB   next364
+	JB   next454
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next364
-	JMP  done350
+	JB   next454
+	JMP  done437
 
-fp32349:
+fp32436:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check378
+	JMP  check471
 
-next377:
+next470:
 	TESTQ   R10, R10
-	JEQ     kept379
+	JEQ     kept472
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
 	VMOVDQU (SI)(CX*4), Y6
@@ -1358,7 +1919,7 @@ next377:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept379:
+kept472:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -1398,7 +1959,7 @@ kept379:
 	VMOVUPS     Y8, (SI)(CX*4)
 	VMOVUPS     Y9, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual380
+	JNE         unusual473
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -1415,15 +1976,50 @@ kept379:
 	VPSRLD      $0x10, Y7, Y7
 	VPACKUSDW   Y7, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored381
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted475
+	VPSUBW      (BX)(CX*2), Y6, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y9, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-unusual380:
+noted475:
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored474
+
+unusual473:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16383
-	JA        fp32384
+	JE        fp16477
+	JA        fp32478
 	VPSRLD    $0x10, Y8, Y6
 	VPAND     pattern00000001<>+0(SB), Y6, Y6
 	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
@@ -1440,49 +2036,119 @@ unusual380:
 	VPSRLD    $0x10, Y7, Y7
 	VPACKUSDW Y7, Y6, Y6
 	VPERMQ    $0xd8, Y6, Y6
-	TESTQ     $0x00000004, DI
-	JNE       ordinary387
-	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored386
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted480
+	VPSUBW    (BX)(CX*2), Y6, Y7
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y8, Y8, Y8
+	VPADDW    pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW  pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW  Y8, Y9, Y9
+	VPCMPEQW  Y8, Y7, Y8
+	VPANDN    Y9, Y8, Y8
+	VPCMPGTW  patternffffffff<>+0(SB), Y7, Y7
+	VPAND     Y9, Y7, Y7
+	VPACKSSWB Y7, Y8, Y8
+	VPERMQ    $0xd8, Y8, Y8
+	VPMOVMSKB Y8, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y9, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y7
+	VMOVDQU   Y7, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary387:
+noted480:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary482
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored481
+
+ordinary482:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored386:
-	JMP done385
+stored481:
+	JMP done479
 
-fp16383:
+fp16477:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary389
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored388
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted483
+	VPSUBW      (BX)(CX*2), Y6, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y9, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary389:
+noted483:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary485
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored484
+
+ordinary485:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored388:
-	JMP done385
+stored484:
+	JMP done479
 
-fp32384:
-done385:
-stored381:
+fp32478:
+done479:
+stored474:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check378:
+check471:
 	CMPQ CX, R12
-	JB   next377
+	JB   next470
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next377
+	JB   next470
 
-done350:
-updated303:
+done437:
+updated381:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1509,10 +2175,10 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DI
 	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned390
+	JEQ     aligned486
 	ORQ     $0x04, DI
 
-aligned390:
+aligned486:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Y0
@@ -1531,19 +2197,19 @@ aligned390:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	TESTQ   R13, R13
-	JEQ     plain391
+	JEQ     plain487
 	CMPQ    CX, $0x01
-	JE      fp16394
-	JA      fp32395
+	JE      fp16490
+	JA      fp32491
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check398
+	JMP     check494
 
-next397:
+next493:
 	TESTQ   R9, R9
-	JEQ     kept399
+	JEQ     kept495
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -1557,7 +2223,7 @@ next397:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept399:
+kept495:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	MOVQ           a+0(FP), R13
@@ -1612,7 +2278,7 @@ kept399:
 	VMOVUPS        Y7, (SI)(CX*4)
 	VMOVUPS        Y8, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual400
+	JNE            unusual496
 	VPSRLD         $0x10, Y7, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -1629,15 +2295,50 @@ kept399:
 	VPSRLD         $0x10, Y6, Y6
 	VPACKUSDW      Y6, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVNTDQ       Y5, (BX)(CX*2)
-	JMP            stored401
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted498
+	VPSUBW         (BX)(CX*2), Y5, Y6
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y7, Y7, Y7
+	VPADDW         pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW       pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW       Y7, Y8, Y8
+	VPCMPEQW       Y7, Y6, Y7
+	VPANDN         Y8, Y7, Y7
+	VPCMPGTW       patternffffffff<>+0(SB), Y6, Y6
+	VPAND          Y8, Y6, Y6
+	VPACKSSWB      Y6, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VPMOVMSKB      Y7, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y8, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (BX)(CX*2), Y6
+	VMOVDQU        Y6, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-unusual400:
+noted498:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored497
+
+unusual496:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16403
-	JA        fp32404
+	JE        fp16500
+	JA        fp32501
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -1654,36 +2355,106 @@ unusual400:
 	VPSRLD    $0x10, Y6, Y6
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary407
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored406
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted503
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary407:
+noted503:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary505
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored504
+
+ordinary505:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored406:
-	JMP done405
+stored504:
+	JMP done502
 
-fp16403:
+fp16500:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	TESTQ       $0x00000004, DI
-	JNE         ordinary409
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored408
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted506
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary409:
+noted506:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary508
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored507
+
+ordinary508:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored408:
-	JMP done405
+stored507:
+	JMP done502
 
-fp32404:
-done405:
-stored401:
+fp32501:
+done502:
+stored497:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y5
@@ -1697,25 +2468,25 @@ stored401:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check398:
+check494:
 	CMPQ CX, R11
-	JB   next397
+	JB   next493
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next397
-	JMP  done396
+	JB   next493
+	JMP  done492
 
-fp16394:
+fp16490:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check411
+	JMP  check510
 
-next410:
+next509:
 	TESTQ   R9, R9
-	JEQ     kept412
+	JEQ     kept511
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -1729,7 +2500,7 @@ next410:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept412:
+kept511:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	MOVQ        a+0(FP), R13
@@ -1782,7 +2553,7 @@ kept412:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual413
+	JNE         unusual512
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -1799,15 +2570,50 @@ kept412:
 	VPSRLD      $0x10, Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored414
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted514
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual413:
+noted514:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored513
+
+unusual512:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16416
-	JA        fp32417
+	JE        fp16516
+	JA        fp32517
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -1824,36 +2630,106 @@ unusual413:
 	VPSRLD    $0x10, Y6, Y6
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary420
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored419
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted519
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary420:
+noted519:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary521
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored520
+
+ordinary521:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored419:
-	JMP done418
+stored520:
+	JMP done518
 
-fp16416:
+fp16516:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	TESTQ       $0x00000004, DI
-	JNE         ordinary422
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored421
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted522
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary422:
+noted522:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary524
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored523
+
+ordinary524:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored421:
-	JMP done418
+stored523:
+	JMP done518
 
-fp32417:
-done418:
-stored414:
+fp32517:
+done518:
+stored513:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y5
@@ -1867,25 +2743,25 @@ stored414:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check411:
+check510:
 	CMPQ CX, R11
-	JB   next410
+	JB   next509
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next410
-	JMP  done396
+	JB   next509
+	JMP  done492
 
-fp32395:
+fp32491:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check424
+	JMP  check526
 
-next423:
+next525:
 	TESTQ   R9, R9
-	JEQ     kept425
+	JEQ     kept527
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -1899,7 +2775,7 @@ next423:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept425:
+kept527:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	MOVQ        a+0(FP), R13
@@ -1952,7 +2828,7 @@ kept425:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual426
+	JNE         unusual528
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -1969,15 +2845,50 @@ kept425:
 	VPSRLD      $0x10, Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored427
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted530
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual426:
+noted530:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored529
+
+unusual528:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16429
-	JA        fp32430
+	JE        fp16532
+	JA        fp32533
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -1994,36 +2905,106 @@ unusual426:
 	VPSRLD    $0x10, Y6, Y6
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary433
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored432
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted535
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary433:
+noted535:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary537
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored536
+
+ordinary537:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored432:
-	JMP done431
+stored536:
+	JMP done534
 
-fp16429:
+fp16532:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	TESTQ       $0x00000004, DI
-	JNE         ordinary435
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored434
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted538
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary435:
+noted538:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary540
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored539
+
+ordinary540:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored434:
-	JMP done431
+stored539:
+	JMP done534
 
-fp32430:
-done431:
-stored427:
+fp32533:
+done534:
+stored529:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y5
@@ -2037,30 +3018,30 @@ stored427:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check424:
+check526:
 	CMPQ CX, R11
-	JB   next423
+	JB   next525
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next423
+	JB   next525
 
-done396:
-	JMP updated392
+done492:
+	JMP updated488
 
-plain391:
+plain487:
 	CMPQ CX, $0x01
-	JE   fp16437
-	JA   fp32438
+	JE   fp16542
+	JA   fp32543
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check441
+	JMP  check546
 
-next440:
+next545:
 	TESTQ   R9, R9
-	JEQ     kept442
+	JEQ     kept547
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -2074,7 +3055,7 @@ next440:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept442:
+kept547:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -2119,7 +3100,7 @@ kept442:
 	VMOVUPS        Y7, (SI)(CX*4)
 	VMOVUPS        Y8, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual443
+	JNE            unusual548
 	VPSRLD         $0x10, Y7, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -2136,15 +3117,50 @@ kept442:
 	VPSRLD         $0x10, Y6, Y6
 	VPACKUSDW      Y6, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVNTDQ       Y5, (BX)(CX*2)
-	JMP            stored444
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted550
+	VPSUBW         (BX)(CX*2), Y5, Y6
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y7, Y7, Y7
+	VPADDW         pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW       pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW       Y7, Y8, Y8
+	VPCMPEQW       Y7, Y6, Y7
+	VPANDN         Y8, Y7, Y7
+	VPCMPGTW       patternffffffff<>+0(SB), Y6, Y6
+	VPAND          Y8, Y6, Y6
+	VPACKSSWB      Y6, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VPMOVMSKB      Y7, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y8, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (BX)(CX*2), Y6
+	VMOVDQU        Y6, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-unusual443:
+noted550:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored549
+
+unusual548:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16446
-	JA        fp32447
+	JE        fp16552
+	JA        fp32553
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -2161,58 +3177,128 @@ unusual443:
 	VPSRLD    $0x10, Y6, Y6
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary450
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored449
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted555
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary450:
+noted555:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary557
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored556
+
+ordinary557:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored449:
-	JMP done448
+stored556:
+	JMP done554
 
-fp16446:
+fp16552:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	TESTQ       $0x00000004, DI
-	JNE         ordinary452
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored451
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted558
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary452:
+noted558:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary560
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored559
+
+ordinary560:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored451:
-	JMP done448
+stored559:
+	JMP done554
 
-fp32447:
-done448:
-stored444:
+fp32553:
+done554:
+stored549:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check441:
+check546:
 	CMPQ CX, R11
-	JB   next440
+	JB   next545
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next440
-	JMP  done439
+	JB   next545
+	JMP  done544
 
-fp16437:
+fp16542:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check454
+	JMP  check562
 
-next453:
+next561:
 	TESTQ   R9, R9
-	JEQ     kept455
+	JEQ     kept563
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -2226,7 +3312,7 @@ next453:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept455:
+kept563:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -2269,7 +3355,7 @@ kept455:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual456
+	JNE         unusual564
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -2286,15 +3372,50 @@ kept455:
 	VPSRLD      $0x10, Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored457
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted566
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual456:
+noted566:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored565
+
+unusual564:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16459
-	JA        fp32460
+	JE        fp16568
+	JA        fp32569
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -2311,58 +3432,128 @@ unusual456:
 	VPSRLD    $0x10, Y6, Y6
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary463
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored462
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted571
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary463:
+noted571:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary573
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored572
+
+ordinary573:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored462:
-	JMP done461
+stored572:
+	JMP done570
 
-fp16459:
+fp16568:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	TESTQ       $0x00000004, DI
-	JNE         ordinary465
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored464
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted574
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary465:
+noted574:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary576
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored575
+
+ordinary576:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored464:
-	JMP done461
+stored575:
+	JMP done570
 
-fp32460:
-done461:
-stored457:
+fp32569:
+done570:
+stored565:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check454:
+check562:
 	CMPQ CX, R11
-	JB   next453
+	JB   next561
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next453
-	JMP  done439
+	JB   next561
+	JMP  done544
 
-fp32438:
+fp32543:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check467
+	JMP  check578
 
-next466:
+next577:
 	TESTQ   R9, R9
-	JEQ     kept468
+	JEQ     kept579
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -2376,7 +3567,7 @@ next466:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept468:
+kept579:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -2419,7 +3610,7 @@ kept468:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual469
+	JNE         unusual580
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -2436,15 +3627,50 @@ kept468:
 	VPSRLD      $0x10, Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored470
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted582
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual469:
+noted582:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored581
+
+unusual580:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16472
-	JA        fp32473
+	JE        fp16584
+	JA        fp32585
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -2461,49 +3687,119 @@ unusual469:
 	VPSRLD    $0x10, Y6, Y6
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary476
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored475
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted587
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary476:
+noted587:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary589
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored588
+
+ordinary589:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored475:
-	JMP done474
+stored588:
+	JMP done586
 
-fp16472:
+fp16584:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	TESTQ       $0x00000004, DI
-	JNE         ordinary478
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored477
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted590
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary478:
+noted590:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary592
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored591
+
+ordinary592:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored477:
-	JMP done474
+stored591:
+	JMP done586
 
-fp32473:
-done474:
-stored470:
+fp32585:
+done586:
+stored581:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check467:
+check578:
 	CMPQ CX, R11
-	JB   next466
+	JB   next577
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next466
+	JB   next577
 
-done439:
-updated392:
+done544:
+updated488:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2530,10 +3826,10 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DI
 	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned479
+	JEQ     aligned593
 	ORQ     $0x04, DI
 
-aligned479:
+aligned593:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 448(AX), Y0
@@ -2549,19 +3845,19 @@ aligned479:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	TESTQ   R13, R13
-	JEQ     plain480
+	JEQ     plain594
 	CMPQ    CX, $0x01
-	JE      fp16483
-	JA      fp32484
+	JE      fp16597
+	JA      fp32598
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check487
+	JMP     check601
 
-next486:
+next600:
 	TESTQ   R9, R9
-	JEQ     kept488
+	JEQ     kept602
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y2
@@ -2575,7 +3871,7 @@ next486:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept488:
+kept602:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	MOVQ           a+0(FP), R13
@@ -2616,7 +3912,7 @@ kept488:
 	VMOVUPS        Y4, (SI)(CX*4)
 	VMOVUPS        Y5, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual489
+	JNE            unusual603
 	VPSRLD         $0x10, Y4, Y2
 	VPAND          pattern00000001<>+0(SB), Y2, Y2
 	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
@@ -2633,15 +3929,50 @@ kept488:
 	VPSRLD         $0x10, Y3, Y3
 	VPACKUSDW      Y3, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
-	VMOVNTDQ       Y2, (BX)(CX*2)
-	JMP            stored490
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted605
+	VPSUBW         (BX)(CX*2), Y2, Y3
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y4, Y4, Y4
+	VPADDW         pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW       pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW       Y4, Y5, Y5
+	VPCMPEQW       Y4, Y3, Y4
+	VPANDN         Y5, Y4, Y4
+	VPCMPGTW       patternffffffff<>+0(SB), Y3, Y3
+	VPAND          Y5, Y3, Y3
+	VPACKSSWB      Y3, Y4, Y4
+	VPERMQ         $0xd8, Y4, Y4
+	VPMOVMSKB      Y4, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y5, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (BX)(CX*2), Y3
+	VMOVDQU        Y3, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-unusual489:
+noted605:
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored604
+
+unusual603:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16492
-	JA        fp32493
+	JE        fp16607
+	JA        fp32608
 	VPSRLD    $0x10, Y4, Y2
 	VPAND     pattern00000001<>+0(SB), Y2, Y2
 	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
@@ -2658,36 +3989,106 @@ unusual489:
 	VPSRLD    $0x10, Y3, Y3
 	VPACKUSDW Y3, Y2, Y2
 	VPERMQ    $0xd8, Y2, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary496
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored495
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted610
+	VPSUBW    (BX)(CX*2), Y2, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y4, Y4, Y4
+	VPADDW    pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW  pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW  Y4, Y5, Y5
+	VPCMPEQW  Y4, Y3, Y4
+	VPANDN    Y5, Y4, Y4
+	VPCMPGTW  patternffffffff<>+0(SB), Y3, Y3
+	VPAND     Y5, Y3, Y3
+	VPACKSSWB Y3, Y4, Y4
+	VPERMQ    $0xd8, Y4, Y4
+	VPMOVMSKB Y4, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y5, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y3
+	VMOVDQU   Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary496:
+noted610:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary612
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored611
+
+ordinary612:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored495:
-	JMP done494
+stored611:
+	JMP done609
 
-fp16492:
+fp16607:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
-	TESTQ       $0x00000004, DI
-	JNE         ordinary498
-	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored497
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted613
+	VPSUBW      (BX)(CX*2), Y2, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y4, Y4, Y4
+	VPADDW      pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW    pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW    Y4, Y5, Y5
+	VPCMPEQW    Y4, Y3, Y4
+	VPANDN      Y5, Y4, Y4
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y5, Y3, Y3
+	VPACKSSWB   Y3, Y4, Y4
+	VPERMQ      $0xd8, Y4, Y4
+	VPMOVMSKB   Y4, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y5, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary498:
+noted613:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary615
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored614
+
+ordinary615:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored497:
-	JMP done494
+stored614:
+	JMP done609
 
-fp32493:
-done494:
-stored490:
+fp32608:
+done609:
+stored604:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y2
@@ -2701,25 +4102,25 @@ stored490:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check487:
+check601:
 	CMPQ CX, R11
-	JB   next486
+	JB   next600
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next486
-	JMP  done485
+	JB   next600
+	JMP  done599
 
-fp16483:
+fp16597:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check500
+	JMP  check617
 
-next499:
+next616:
 	TESTQ   R9, R9
-	JEQ     kept501
+	JEQ     kept618
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y2
@@ -2733,7 +4134,7 @@ next499:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept501:
+kept618:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	MOVQ        a+0(FP), R13
@@ -2772,7 +4173,7 @@ kept501:
 	VMOVUPS     Y4, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual502
+	JNE         unusual619
 	VPSRLD      $0x10, Y4, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -2789,15 +4190,50 @@ kept501:
 	VPSRLD      $0x10, Y3, Y3
 	VPACKUSDW   Y3, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
-	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored503
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted621
+	VPSUBW      (BX)(CX*2), Y2, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y4, Y4, Y4
+	VPADDW      pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW    pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW    Y4, Y5, Y5
+	VPCMPEQW    Y4, Y3, Y4
+	VPANDN      Y5, Y4, Y4
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y5, Y3, Y3
+	VPACKSSWB   Y3, Y4, Y4
+	VPERMQ      $0xd8, Y4, Y4
+	VPMOVMSKB   Y4, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y5, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual502:
+noted621:
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored620
+
+unusual619:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16505
-	JA        fp32506
+	JE        fp16623
+	JA        fp32624
 	VPSRLD    $0x10, Y4, Y2
 	VPAND     pattern00000001<>+0(SB), Y2, Y2
 	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
@@ -2814,36 +4250,106 @@ unusual502:
 	VPSRLD    $0x10, Y3, Y3
 	VPACKUSDW Y3, Y2, Y2
 	VPERMQ    $0xd8, Y2, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary509
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored508
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted626
+	VPSUBW    (BX)(CX*2), Y2, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y4, Y4, Y4
+	VPADDW    pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW  pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW  Y4, Y5, Y5
+	VPCMPEQW  Y4, Y3, Y4
+	VPANDN    Y5, Y4, Y4
+	VPCMPGTW  patternffffffff<>+0(SB), Y3, Y3
+	VPAND     Y5, Y3, Y3
+	VPACKSSWB Y3, Y4, Y4
+	VPERMQ    $0xd8, Y4, Y4
+	VPMOVMSKB Y4, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y5, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y3
+	VMOVDQU   Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary509:
+noted626:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary628
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored627
+
+ordinary628:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored508:
-	JMP done507
+stored627:
+	JMP done625
 
-fp16505:
+fp16623:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
-	TESTQ       $0x00000004, DI
-	JNE         ordinary511
-	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored510
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted629
+	VPSUBW      (BX)(CX*2), Y2, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y4, Y4, Y4
+	VPADDW      pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW    pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW    Y4, Y5, Y5
+	VPCMPEQW    Y4, Y3, Y4
+	VPANDN      Y5, Y4, Y4
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y5, Y3, Y3
+	VPACKSSWB   Y3, Y4, Y4
+	VPERMQ      $0xd8, Y4, Y4
+	VPMOVMSKB   Y4, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y5, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary511:
+noted629:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary631
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored630
+
+ordinary631:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored510:
-	JMP done507
+stored630:
+	JMP done625
 
-fp32506:
-done507:
-stored503:
+fp32624:
+done625:
+stored620:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y2
@@ -2857,25 +4363,25 @@ stored503:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check500:
+check617:
 	CMPQ CX, R11
-	JB   next499
+	JB   next616
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next499
-	JMP  done485
+	JB   next616
+	JMP  done599
 
-fp32484:
+fp32598:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check513
+	JMP  check633
 
-next512:
+next632:
 	TESTQ   R9, R9
-	JEQ     kept514
+	JEQ     kept634
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y2
@@ -2889,7 +4395,7 @@ next512:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept514:
+kept634:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	MOVQ        a+0(FP), R13
@@ -2928,7 +4434,7 @@ kept514:
 	VMOVUPS     Y4, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual515
+	JNE         unusual635
 	VPSRLD      $0x10, Y4, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -2945,15 +4451,50 @@ kept514:
 	VPSRLD      $0x10, Y3, Y3
 	VPACKUSDW   Y3, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
-	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored516
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted637
+	VPSUBW      (BX)(CX*2), Y2, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y4, Y4, Y4
+	VPADDW      pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW    pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW    Y4, Y5, Y5
+	VPCMPEQW    Y4, Y3, Y4
+	VPANDN      Y5, Y4, Y4
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y5, Y3, Y3
+	VPACKSSWB   Y3, Y4, Y4
+	VPERMQ      $0xd8, Y4, Y4
+	VPMOVMSKB   Y4, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y5, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual515:
+noted637:
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored636
+
+unusual635:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16518
-	JA        fp32519
+	JE        fp16639
+	JA        fp32640
 	VPSRLD    $0x10, Y4, Y2
 	VPAND     pattern00000001<>+0(SB), Y2, Y2
 	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
@@ -2970,36 +4511,106 @@ unusual515:
 	VPSRLD    $0x10, Y3, Y3
 	VPACKUSDW Y3, Y2, Y2
 	VPERMQ    $0xd8, Y2, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary522
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored521
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted642
+	VPSUBW    (BX)(CX*2), Y2, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y4, Y4, Y4
+	VPADDW    pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW  pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW  Y4, Y5, Y5
+	VPCMPEQW  Y4, Y3, Y4
+	VPANDN    Y5, Y4, Y4
+	VPCMPGTW  patternffffffff<>+0(SB), Y3, Y3
+	VPAND     Y5, Y3, Y3
+	VPACKSSWB Y3, Y4, Y4
+	VPERMQ    $0xd8, Y4, Y4
+	VPMOVMSKB Y4, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y5, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y3
+	VMOVDQU   Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary522:
+noted642:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary644
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored643
+
+ordinary644:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored521:
-	JMP done520
+stored643:
+	JMP done641
 
-fp16518:
+fp16639:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
-	TESTQ       $0x00000004, DI
-	JNE         ordinary524
-	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored523
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted645
+	VPSUBW      (BX)(CX*2), Y2, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y4, Y4, Y4
+	VPADDW      pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW    pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW    Y4, Y5, Y5
+	VPCMPEQW    Y4, Y3, Y4
+	VPANDN      Y5, Y4, Y4
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y5, Y3, Y3
+	VPACKSSWB   Y3, Y4, Y4
+	VPERMQ      $0xd8, Y4, Y4
+	VPMOVMSKB   Y4, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y5, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary524:
+noted645:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary647
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored646
+
+ordinary647:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored523:
-	JMP done520
+stored646:
+	JMP done641
 
-fp32519:
-done520:
-stored516:
+fp32640:
+done641:
+stored636:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y2
@@ -3013,30 +4624,30 @@ stored516:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check513:
+check633:
 	CMPQ CX, R11
-	JB   next512
+	JB   next632
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next512
+	JB   next632
 
-done485:
-	JMP updated481
+done599:
+	JMP updated595
 
-plain480:
+plain594:
 	CMPQ CX, $0x01
-	JE   fp16526
-	JA   fp32527
+	JE   fp16649
+	JA   fp32650
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check530
+	JMP  check653
 
-next529:
+next652:
 	TESTQ   R9, R9
-	JEQ     kept531
+	JEQ     kept654
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y2
@@ -3050,7 +4661,7 @@ next529:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept531:
+kept654:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -3081,7 +4692,7 @@ kept531:
 	VMOVUPS        Y4, (SI)(CX*4)
 	VMOVUPS        Y5, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual532
+	JNE            unusual655
 	VPSRLD         $0x10, Y4, Y2
 	VPAND          pattern00000001<>+0(SB), Y2, Y2
 	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
@@ -3098,15 +4709,50 @@ kept531:
 	VPSRLD         $0x10, Y3, Y3
 	VPACKUSDW      Y3, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
-	VMOVNTDQ       Y2, (BX)(CX*2)
-	JMP            stored533
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted657
+	VPSUBW         (BX)(CX*2), Y2, Y3
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y4, Y4, Y4
+	VPADDW         pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW       pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW       Y4, Y5, Y5
+	VPCMPEQW       Y4, Y3, Y4
+	VPANDN         Y5, Y4, Y4
+	VPCMPGTW       patternffffffff<>+0(SB), Y3, Y3
+	VPAND          Y5, Y3, Y3
+	VPACKSSWB      Y3, Y4, Y4
+	VPERMQ         $0xd8, Y4, Y4
+	VPMOVMSKB      Y4, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y5, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (BX)(CX*2), Y3
+	VMOVDQU        Y3, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-unusual532:
+noted657:
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored656
+
+unusual655:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16535
-	JA        fp32536
+	JE        fp16659
+	JA        fp32660
 	VPSRLD    $0x10, Y4, Y2
 	VPAND     pattern00000001<>+0(SB), Y2, Y2
 	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
@@ -3123,58 +4769,128 @@ unusual532:
 	VPSRLD    $0x10, Y3, Y3
 	VPACKUSDW Y3, Y2, Y2
 	VPERMQ    $0xd8, Y2, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary539
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored538
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted662
+	VPSUBW    (BX)(CX*2), Y2, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y4, Y4, Y4
+	VPADDW    pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW  pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW  Y4, Y5, Y5
+	VPCMPEQW  Y4, Y3, Y4
+	VPANDN    Y5, Y4, Y4
+	VPCMPGTW  patternffffffff<>+0(SB), Y3, Y3
+	VPAND     Y5, Y3, Y3
+	VPACKSSWB Y3, Y4, Y4
+	VPERMQ    $0xd8, Y4, Y4
+	VPMOVMSKB Y4, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y5, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y3
+	VMOVDQU   Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary539:
+noted662:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary664
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored663
+
+ordinary664:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored538:
-	JMP done537
+stored663:
+	JMP done661
 
-fp16535:
+fp16659:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
-	TESTQ       $0x00000004, DI
-	JNE         ordinary541
-	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored540
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted665
+	VPSUBW      (BX)(CX*2), Y2, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y4, Y4, Y4
+	VPADDW      pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW    pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW    Y4, Y5, Y5
+	VPCMPEQW    Y4, Y3, Y4
+	VPANDN      Y5, Y4, Y4
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y5, Y3, Y3
+	VPACKSSWB   Y3, Y4, Y4
+	VPERMQ      $0xd8, Y4, Y4
+	VPMOVMSKB   Y4, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y5, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary541:
+noted665:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary667
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored666
+
+ordinary667:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored540:
-	JMP done537
+stored666:
+	JMP done661
 
-fp32536:
-done537:
-stored533:
+fp32660:
+done661:
+stored656:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check530:
+check653:
 	CMPQ CX, R11
-	JB   next529
+	JB   next652
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next529
-	JMP  done528
+	JB   next652
+	JMP  done651
 
-fp16526:
+fp16649:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check543
+	JMP  check669
 
-next542:
+next668:
 	TESTQ   R9, R9
-	JEQ     kept544
+	JEQ     kept670
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y2
@@ -3188,7 +4904,7 @@ next542:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept544:
+kept670:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -3217,7 +4933,7 @@ kept544:
 	VMOVUPS     Y4, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual545
+	JNE         unusual671
 	VPSRLD      $0x10, Y4, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -3234,15 +4950,50 @@ kept544:
 	VPSRLD      $0x10, Y3, Y3
 	VPACKUSDW   Y3, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
-	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored546
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted673
+	VPSUBW      (BX)(CX*2), Y2, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y4, Y4, Y4
+	VPADDW      pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW    pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW    Y4, Y5, Y5
+	VPCMPEQW    Y4, Y3, Y4
+	VPANDN      Y5, Y4, Y4
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y5, Y3, Y3
+	VPACKSSWB   Y3, Y4, Y4
+	VPERMQ      $0xd8, Y4, Y4
+	VPMOVMSKB   Y4, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y5, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual545:
+noted673:
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored672
+
+unusual671:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16548
-	JA        fp32549
+	JE        fp16675
+	JA        fp32676
 	VPSRLD    $0x10, Y4, Y2
 	VPAND     pattern00000001<>+0(SB), Y2, Y2
 	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
@@ -3259,58 +5010,128 @@ unusual545:
 	VPSRLD    $0x10, Y3, Y3
 	VPACKUSDW Y3, Y2, Y2
 	VPERMQ    $0xd8, Y2, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary552
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored551
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted678
+	VPSUBW    (BX)(CX*2), Y2, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y4, Y4, Y4
+	VPADDW    pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW  pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW  Y4, Y5, Y5
+	VPCMPEQW  Y4, Y3, Y4
+	VPANDN    Y5, Y4, Y4
+	VPCMPGTW  patternffffffff<>+0(SB), Y3, Y3
+	VPAND     Y5, Y3, Y3
+	VPACKSSWB Y3, Y4, Y4
+	VPERMQ    $0xd8, Y4, Y4
+	VPMOVMSKB Y4, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y5, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y3
+	VMOVDQU   Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary552:
+noted678:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary680
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored679
+
+ordinary680:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored551:
-	JMP done550
+stored679:
+	JMP done677
 
-fp16548:
+fp16675:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
-	TESTQ       $0x00000004, DI
-	JNE         ordinary554
-	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored553
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted681
+	VPSUBW      (BX)(CX*2), Y2, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y4, Y4, Y4
+	VPADDW      pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW    pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW    Y4, Y5, Y5
+	VPCMPEQW    Y4, Y3, Y4
+	VPANDN      Y5, Y4, Y4
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y5, Y3, Y3
+	VPACKSSWB   Y3, Y4, Y4
+	VPERMQ      $0xd8, Y4, Y4
+	VPMOVMSKB   Y4, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y5, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary554:
+noted681:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary683
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored682
+
+ordinary683:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored553:
-	JMP done550
+stored682:
+	JMP done677
 
-fp32549:
-done550:
-stored546:
+fp32676:
+done677:
+stored672:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check543:
+check669:
 	CMPQ CX, R11
-	JB   next542
+	JB   next668
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next542
-	JMP  done528
+	JB   next668
+	JMP  done651
 
-fp32527:
+fp32650:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check556
+	JMP  check685
 
-next555:
+next684:
 	TESTQ   R9, R9
-	JEQ     kept557
+	JEQ     kept686
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y2
@@ -3324,7 +5145,7 @@ next555:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept557:
+kept686:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -3353,7 +5174,7 @@ kept557:
 	VMOVUPS     Y4, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual558
+	JNE         unusual687
 	VPSRLD      $0x10, Y4, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -3370,15 +5191,50 @@ kept557:
 	VPSRLD      $0x10, Y3, Y3
 	VPACKUSDW   Y3, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
-	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored559
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted689
+	VPSUBW      (BX)(CX*2), Y2, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y4, Y4, Y4
+	VPADDW      pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW    pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW    Y4, Y5, Y5
+	VPCMPEQW    Y4, Y3, Y4
+	VPANDN      Y5, Y4, Y4
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y5, Y3, Y3
+	VPACKSSWB   Y3, Y4, Y4
+	VPERMQ      $0xd8, Y4, Y4
+	VPMOVMSKB   Y4, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y5, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual558:
+noted689:
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored688
+
+unusual687:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16561
-	JA        fp32562
+	JE        fp16691
+	JA        fp32692
 	VPSRLD    $0x10, Y4, Y2
 	VPAND     pattern00000001<>+0(SB), Y2, Y2
 	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
@@ -3395,49 +5251,119 @@ unusual558:
 	VPSRLD    $0x10, Y3, Y3
 	VPACKUSDW Y3, Y2, Y2
 	VPERMQ    $0xd8, Y2, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary565
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored564
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted694
+	VPSUBW    (BX)(CX*2), Y2, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y4, Y4, Y4
+	VPADDW    pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW  pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW  Y4, Y5, Y5
+	VPCMPEQW  Y4, Y3, Y4
+	VPANDN    Y5, Y4, Y4
+	VPCMPGTW  patternffffffff<>+0(SB), Y3, Y3
+	VPAND     Y5, Y3, Y3
+	VPACKSSWB Y3, Y4, Y4
+	VPERMQ    $0xd8, Y4, Y4
+	VPMOVMSKB Y4, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y5, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y3
+	VMOVDQU   Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary565:
+noted694:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary696
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored695
+
+ordinary696:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored564:
-	JMP done563
+stored695:
+	JMP done693
 
-fp16561:
+fp16691:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
-	TESTQ       $0x00000004, DI
-	JNE         ordinary567
-	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored566
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted697
+	VPSUBW      (BX)(CX*2), Y2, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y4, Y4, Y4
+	VPADDW      pattern00010001<>+0(SB), Y3, Y5
+	VPSUBUSW    pattern00020002<>+0(SB), Y5, Y5
+	VPCMPEQW    Y4, Y5, Y5
+	VPCMPEQW    Y4, Y3, Y4
+	VPANDN      Y5, Y4, Y4
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y5, Y3, Y3
+	VPACKSSWB   Y3, Y4, Y4
+	VPERMQ      $0xd8, Y4, Y4
+	VPMOVMSKB   Y4, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y5, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary567:
+noted697:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary699
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored698
+
+ordinary699:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored566:
-	JMP done563
+stored698:
+	JMP done693
 
-fp32562:
-done563:
-stored559:
+fp32692:
+done693:
+stored688:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check556:
+check685:
 	CMPQ CX, R11
-	JB   next555
+	JB   next684
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next555
+	JB   next684
 
-done528:
-updated481:
+done651:
+updated595:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3464,10 +5390,10 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DI
 	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned568
+	JEQ     aligned700
 	ORQ     $0x04, DI
 
-aligned568:
+aligned700:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Y0
@@ -3486,19 +5412,19 @@ aligned568:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	TESTQ   R13, R13
-	JEQ     plain569
+	JEQ     plain701
 	CMPQ    CX, $0x01
-	JE      fp16572
-	JA      fp32573
+	JE      fp16704
+	JA      fp32705
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check576
+	JMP     check708
 
-next575:
+next707:
 	TESTQ   R9, R9
-	JEQ     kept577
+	JEQ     kept709
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -3512,7 +5438,7 @@ next575:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept577:
+kept709:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	MOVQ           a+0(FP), R13
@@ -3553,7 +5479,7 @@ kept577:
 	VMOVUPS        Y7, (SI)(CX*4)
 	VMOVUPS        Y8, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual578
+	JNE            unusual710
 	VPSRLD         $0x10, Y7, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -3570,15 +5496,50 @@ kept577:
 	VPSRLD         $0x10, Y6, Y6
 	VPACKUSDW      Y6, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVNTDQ       Y5, (BX)(CX*2)
-	JMP            stored579
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted712
+	VPSUBW         (BX)(CX*2), Y5, Y6
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y7, Y7, Y7
+	VPADDW         pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW       pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW       Y7, Y8, Y8
+	VPCMPEQW       Y7, Y6, Y7
+	VPANDN         Y8, Y7, Y7
+	VPCMPGTW       patternffffffff<>+0(SB), Y6, Y6
+	VPAND          Y8, Y6, Y6
+	VPACKSSWB      Y6, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VPMOVMSKB      Y7, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y8, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (BX)(CX*2), Y6
+	VMOVDQU        Y6, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-unusual578:
+noted712:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored711
+
+unusual710:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16581
-	JA        fp32582
+	JE        fp16714
+	JA        fp32715
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -3595,36 +5556,106 @@ unusual578:
 	VPSRLD    $0x10, Y6, Y6
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary585
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored584
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted717
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary585:
+noted717:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary719
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored718
+
+ordinary719:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored584:
-	JMP done583
+stored718:
+	JMP done716
 
-fp16581:
+fp16714:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	TESTQ       $0x00000004, DI
-	JNE         ordinary587
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored586
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted720
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary587:
+noted720:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary722
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored721
+
+ordinary722:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored586:
-	JMP done583
+stored721:
+	JMP done716
 
-fp32582:
-done583:
-stored579:
+fp32715:
+done716:
+stored711:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y5
@@ -3638,25 +5669,25 @@ stored579:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check576:
+check708:
 	CMPQ CX, R11
-	JB   next575
+	JB   next707
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next575
-	JMP  done574
+	JB   next707
+	JMP  done706
 
-fp16572:
+fp16704:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check589
+	JMP  check724
 
-next588:
+next723:
 	TESTQ   R9, R9
-	JEQ     kept590
+	JEQ     kept725
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -3670,7 +5701,7 @@ next588:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept590:
+kept725:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	MOVQ        a+0(FP), R13
@@ -3709,7 +5740,7 @@ kept590:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual591
+	JNE         unusual726
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -3726,15 +5757,50 @@ kept590:
 	VPSRLD      $0x10, Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored592
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted728
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual591:
+noted728:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored727
+
+unusual726:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16594
-	JA        fp32595
+	JE        fp16730
+	JA        fp32731
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -3751,36 +5817,106 @@ unusual591:
 	VPSRLD    $0x10, Y6, Y6
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary598
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored597
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted733
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary598:
+noted733:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary735
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored734
+
+ordinary735:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored597:
-	JMP done596
+stored734:
+	JMP done732
 
-fp16594:
+fp16730:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	TESTQ       $0x00000004, DI
-	JNE         ordinary600
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored599
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted736
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary600:
+noted736:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary738
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored737
+
+ordinary738:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored599:
-	JMP done596
+stored737:
+	JMP done732
 
-fp32595:
-done596:
-stored592:
+fp32731:
+done732:
+stored727:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y5
@@ -3794,25 +5930,25 @@ stored592:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check589:
+check724:
 	CMPQ CX, R11
-	JB   next588
+	JB   next723
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next588
-	JMP  done574
+	JB   next723
+	JMP  done706
 
-fp32573:
+fp32705:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check602
+	JMP  check740
 
-next601:
+next739:
 	TESTQ   R9, R9
-	JEQ     kept603
+	JEQ     kept741
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -3826,7 +5962,7 @@ next601:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept603:
+kept741:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	MOVQ        a+0(FP), R13
@@ -3865,7 +6001,7 @@ kept603:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual604
+	JNE         unusual742
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -3882,15 +6018,50 @@ kept603:
 	VPSRLD      $0x10, Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored605
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted744
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual604:
+noted744:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored743
+
+unusual742:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16607
-	JA        fp32608
+	JE        fp16746
+	JA        fp32747
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -3907,36 +6078,106 @@ unusual604:
 	VPSRLD    $0x10, Y6, Y6
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary611
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored610
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted749
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary611:
+noted749:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary751
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored750
+
+ordinary751:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored610:
-	JMP done609
+stored750:
+	JMP done748
 
-fp16607:
+fp16746:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	TESTQ       $0x00000004, DI
-	JNE         ordinary613
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored612
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted752
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary613:
+noted752:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary754
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored753
+
+ordinary754:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored612:
-	JMP done609
+stored753:
+	JMP done748
 
-fp32608:
-done609:
-stored605:
+fp32747:
+done748:
+stored743:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y5
@@ -3950,30 +6191,30 @@ stored605:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check602:
+check740:
 	CMPQ CX, R11
-	JB   next601
+	JB   next739
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next601
+	JB   next739
 
-done574:
-	JMP updated570
+done706:
+	JMP updated702
 
-plain569:
+plain701:
 	CMPQ CX, $0x01
-	JE   fp16615
-	JA   fp32616
+	JE   fp16756
+	JA   fp32757
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check619
+	JMP  check760
 
-next618:
+next759:
 	TESTQ   R9, R9
-	JEQ     kept620
+	JEQ     kept761
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -3987,7 +6228,7 @@ next618:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept620:
+kept761:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -4018,7 +6259,7 @@ kept620:
 	VMOVUPS        Y7, (SI)(CX*4)
 	VMOVUPS        Y8, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual621
+	JNE            unusual762
 	VPSRLD         $0x10, Y7, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -4035,15 +6276,50 @@ kept620:
 	VPSRLD         $0x10, Y6, Y6
 	VPACKUSDW      Y6, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVNTDQ       Y5, (BX)(CX*2)
-	JMP            stored622
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted764
+	VPSUBW         (BX)(CX*2), Y5, Y6
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y7, Y7, Y7
+	VPADDW         pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW       pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW       Y7, Y8, Y8
+	VPCMPEQW       Y7, Y6, Y7
+	VPANDN         Y8, Y7, Y7
+	VPCMPGTW       patternffffffff<>+0(SB), Y6, Y6
+	VPAND          Y8, Y6, Y6
+	VPACKSSWB      Y6, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VPMOVMSKB      Y7, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y8, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (BX)(CX*2), Y6
+	VMOVDQU        Y6, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-unusual621:
+noted764:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored763
+
+unusual762:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16624
-	JA        fp32625
+	JE        fp16766
+	JA        fp32767
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -4060,58 +6336,128 @@ unusual621:
 	VPSRLD    $0x10, Y6, Y6
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary628
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored627
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted769
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary628:
+noted769:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary771
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored770
+
+ordinary771:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored627:
-	JMP done626
+stored770:
+	JMP done768
 
-fp16624:
+fp16766:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	TESTQ       $0x00000004, DI
-	JNE         ordinary630
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored629
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted772
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary630:
+noted772:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary774
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored773
+
+ordinary774:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored629:
-	JMP done626
+stored773:
+	JMP done768
 
-fp32625:
-done626:
-stored622:
+fp32767:
+done768:
+stored763:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check619:
+check760:
 	CMPQ CX, R11
-	JB   next618
+	JB   next759
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next618
-	JMP  done617
+	JB   next759
+	JMP  done758
 
-fp16615:
+fp16756:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check632
+	JMP  check776
 
-next631:
+next775:
 	TESTQ   R9, R9
-	JEQ     kept633
+	JEQ     kept777
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -4125,7 +6471,7 @@ next631:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept633:
+kept777:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -4154,7 +6500,7 @@ kept633:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual634
+	JNE         unusual778
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -4171,15 +6517,50 @@ kept633:
 	VPSRLD      $0x10, Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored635
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted780
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual634:
+noted780:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored779
+
+unusual778:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16637
-	JA        fp32638
+	JE        fp16782
+	JA        fp32783
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -4196,58 +6577,128 @@ unusual634:
 	VPSRLD    $0x10, Y6, Y6
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary641
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored640
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted785
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary641:
+noted785:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary787
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored786
+
+ordinary787:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored640:
-	JMP done639
+stored786:
+	JMP done784
 
-fp16637:
+fp16782:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	TESTQ       $0x00000004, DI
-	JNE         ordinary643
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored642
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted788
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary643:
+noted788:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary790
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored789
+
+ordinary790:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored642:
-	JMP done639
+stored789:
+	JMP done784
 
-fp32638:
-done639:
-stored635:
+fp32783:
+done784:
+stored779:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check632:
+check776:
 	CMPQ CX, R11
-	JB   next631
+	JB   next775
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next631
-	JMP  done617
+	JB   next775
+	JMP  done758
 
-fp32616:
+fp32757:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check645
+	JMP  check792
 
-next644:
+next791:
 	TESTQ   R9, R9
-	JEQ     kept646
+	JEQ     kept793
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -4261,7 +6712,7 @@ next644:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept646:
+kept793:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -4290,7 +6741,7 @@ kept646:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual647
+	JNE         unusual794
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -4307,15 +6758,50 @@ kept646:
 	VPSRLD      $0x10, Y6, Y6
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored648
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted796
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual647:
+noted796:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored795
+
+unusual794:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16650
-	JA        fp32651
+	JE        fp16798
+	JA        fp32799
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -4332,49 +6818,119 @@ unusual647:
 	VPSRLD    $0x10, Y6, Y6
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary654
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored653
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted801
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary654:
+noted801:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary803
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored802
+
+ordinary803:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored653:
-	JMP done652
+stored802:
+	JMP done800
 
-fp16650:
+fp16798:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
-	TESTQ       $0x00000004, DI
-	JNE         ordinary656
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored655
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted804
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary656:
+noted804:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary806
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored805
+
+ordinary806:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored655:
-	JMP done652
+stored805:
+	JMP done800
 
-fp32651:
-done652:
-stored648:
+fp32799:
+done800:
+stored795:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check645:
+check792:
 	CMPQ CX, R11
-	JB   next644
+	JB   next791
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next644
+	JB   next791
 
-done617:
-updated570:
+done758:
+updated702:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4400,15 +6956,15 @@ TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16658
-	JA    fp32659
+	JE    fp16808
+	JA    fp32809
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check662
+	JMP   check812
 
-next661:
+next811:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -4422,36 +6978,36 @@ next661:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written663
+	JEQ        written813
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned664
+	JNE        unaligned814
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written663
+	JMP        written813
 
-unaligned664:
+unaligned814:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written663:
+written813:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check662:
+check812:
 	CMPQ DX, R8
-	JB   next661
+	JB   next811
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next661
-	JMP  done660
+	JB   next811
+	JMP  done810
 
-fp16658:
+fp16808:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check666
+	JMP  check816
 
-next665:
+next815:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -4465,36 +7021,36 @@ next665:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written667
+	JEQ        written817
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned668
+	JNE        unaligned818
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written667
+	JMP        written817
 
-unaligned668:
+unaligned818:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written667:
+written817:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check666:
+check816:
 	CMPQ DX, R8
-	JB   next665
+	JB   next815
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next665
-	JMP  done660
+	JB   next815
+	JMP  done810
 
-fp32659:
+fp32809:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check670
+	JMP  check820
 
-next669:
+next819:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -4509,28 +7065,28 @@ next669:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written671
+	JEQ        written821
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned672
+	JNE        unaligned822
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written671
+	JMP        written821
 
-unaligned672:
+unaligned822:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written671:
+written821:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check670:
+check820:
 	CMPQ DX, R8
-	JB   next669
+	JB   next819
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next669
+	JB   next819
 
-done660:
+done810:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -4557,15 +7113,15 @@ TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16674
-	JA    fp32675
+	JE    fp16824
+	JA    fp32825
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check678
+	JMP   check828
 
-next677:
+next827:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -4584,36 +7140,36 @@ next677:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written679
+	JEQ        written829
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned680
+	JNE        unaligned830
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written679
+	JMP        written829
 
-unaligned680:
+unaligned830:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written679:
+written829:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check678:
+check828:
 	CMPQ DX, R9
-	JB   next677
+	JB   next827
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next677
-	JMP  done676
+	JB   next827
+	JMP  done826
 
-fp16674:
+fp16824:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check682
+	JMP  check832
 
-next681:
+next831:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -4632,36 +7188,36 @@ next681:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written683
+	JEQ        written833
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned684
+	JNE        unaligned834
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written683
+	JMP        written833
 
-unaligned684:
+unaligned834:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written683:
+written833:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check682:
+check832:
 	CMPQ DX, R9
-	JB   next681
+	JB   next831
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next681
-	JMP  done676
+	JB   next831
+	JMP  done826
 
-fp32675:
+fp32825:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check686
+	JMP  check836
 
-next685:
+next835:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -4681,28 +7237,28 @@ next685:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written687
+	JEQ        written837
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned688
+	JNE        unaligned838
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written687
+	JMP        written837
 
-unaligned688:
+unaligned838:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written687:
+written837:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check686:
+check836:
 	CMPQ DX, R9
-	JB   next685
+	JB   next835
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next685
+	JB   next835
 
-done676:
+done826:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -4728,10 +7284,10 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DI
 	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned689
+	JEQ     aligned839
 	ORQ     $0x04, DI
 
-aligned689:
+aligned839:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -4756,19 +7312,19 @@ aligned689:
 	MOVQ         a+0(FP), R14
 	MOVQ         40(R14), R14
 	TESTQ        R14, R14
-	JEQ          plain690
+	JEQ          plain840
 	CMPQ         CX, $0x01
-	JE           fp16693
-	JA           fp32694
+	JE           fp16843
+	JA           fp32844
 	MOVQ         R13, CX
 	MOVQ         a+0(FP), R13
 	MOVQ         16(R13), R13
 	ADDQ         CX, R13
-	JMP          check697
+	JMP          check847
 
-next696:
+next846:
 	TESTQ   R10, R10
-	JEQ     kept698
+	JEQ     kept848
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
 	VMOVDQU (SI)(CX*4), Y7
@@ -4790,7 +7346,7 @@ next696:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept698:
+kept848:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -4869,7 +7425,7 @@ kept698:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual699
+	JNE         unusual849
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -4884,15 +7440,50 @@ kept698:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored700
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted851
+	VPSUBW      (BX)(CX*2), Y7, Y8
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y8, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y8, Y8
+	VPAND       Y10, Y8, Y8
+	VPACKSSWB   Y8, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y8
+	VMOVDQU     Y8, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-unusual699:
+noted851:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored850
+
+unusual849:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16702
-	JA        fp32703
+	JE        fp16853
+	JA        fp32854
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -4907,18 +7498,53 @@ unusual699:
 	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
-	TESTQ     $0x00000004, DI
-	JNE       ordinary706
-	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored705
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted856
+	VPSUBW    (BX)(CX*2), Y7, Y8
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y9, Y9, Y9
+	VPADDW    pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW  pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW  Y9, Y10, Y10
+	VPCMPEQW  Y9, Y8, Y9
+	VPANDN    Y10, Y9, Y9
+	VPCMPGTW  patternffffffff<>+0(SB), Y8, Y8
+	VPAND     Y10, Y8, Y8
+	VPACKSSWB Y8, Y9, Y9
+	VPERMQ    $0xd8, Y9, Y9
+	VPMOVMSKB Y9, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y10, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y8
+	VMOVDQU   Y8, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary706:
+noted856:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary858
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored857
+
+ordinary858:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored705:
-	JMP done704
+stored857:
+	JMP done855
 
-fp16702:
+fp16853:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -4927,20 +7553,55 @@ fp16702:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	TESTQ       $0x00000004, DI
-	JNE         ordinary708
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored707
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted859
+	VPSUBW      (BX)(CX*2), Y8, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary708:
+noted859:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary861
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored860
+
+ordinary861:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored707:
-	JMP done704
+stored860:
+	JMP done855
 
-fp32703:
-done704:
-stored700:
+fp32854:
+done855:
+stored850:
 	MOVQ        a+0(FP), R14
 	MOVQ        40(R14), R14
 	VMOVDQU     64(R14), Y7
@@ -5033,7 +7694,7 @@ stored700:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual709
+	JNE         unusual862
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -5048,15 +7709,50 @@ stored700:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored710
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted864
+	VPSUBW      (BX)(CX*2), Y7, Y8
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y8, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y8, Y8
+	VPAND       Y10, Y8, Y8
+	VPACKSSWB   Y8, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y8
+	VMOVDQU     Y8, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-unusual709:
+noted864:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored863
+
+unusual862:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16712
-	JA        fp32713
+	JE        fp16866
+	JA        fp32867
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -5071,18 +7767,53 @@ unusual709:
 	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
-	TESTQ     $0x00000004, DI
-	JNE       ordinary716
-	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored715
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted869
+	VPSUBW    (BX)(CX*2), Y7, Y8
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y9, Y9, Y9
+	VPADDW    pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW  pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW  Y9, Y10, Y10
+	VPCMPEQW  Y9, Y8, Y9
+	VPANDN    Y10, Y9, Y9
+	VPCMPGTW  patternffffffff<>+0(SB), Y8, Y8
+	VPAND     Y10, Y8, Y8
+	VPACKSSWB Y8, Y9, Y9
+	VPERMQ    $0xd8, Y9, Y9
+	VPMOVMSKB Y9, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y10, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y8
+	VMOVDQU   Y8, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary716:
+noted869:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary871
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored870
+
+ordinary871:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored715:
-	JMP done714
+stored870:
+	JMP done868
 
-fp16712:
+fp16866:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -5091,20 +7822,55 @@ fp16712:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	TESTQ       $0x00000004, DI
-	JNE         ordinary718
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored717
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted872
+	VPSUBW      (BX)(CX*2), Y8, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary718:
+noted872:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary874
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored873
+
+ordinary874:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored717:
-	JMP done714
+stored873:
+	JMP done868
 
-fp32713:
-done714:
-stored710:
+fp32867:
+done868:
+stored863:
 	MOVQ    a+0(FP), R14
 	MOVQ    40(R14), R14
 	VMOVDQU 64(R14), Y7
@@ -5120,25 +7886,25 @@ stored710:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R13
 
-check697:
+check847:
 	CMPQ CX, R12
-	JB   next696
+	JB   next846
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next696
-	JMP  done695
+	JB   next846
+	JMP  done845
 
-fp16693:
+fp16843:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check720
+	JMP  check876
 
-next719:
+next875:
 	TESTQ   R10, R10
-	JEQ     kept721
+	JEQ     kept877
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
 	VMOVDQU (SI)(CX*4), Y7
@@ -5160,7 +7926,7 @@ next719:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept721:
+kept877:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -5242,7 +8008,7 @@ kept721:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual722
+	JNE         unusual878
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -5257,15 +8023,50 @@ kept721:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored723
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted880
+	VPSUBW      (BX)(CX*2), Y7, Y8
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y8, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y8, Y8
+	VPAND       Y10, Y8, Y8
+	VPACKSSWB   Y8, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y8
+	VMOVDQU     Y8, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-unusual722:
+noted880:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored879
+
+unusual878:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16725
-	JA        fp32726
+	JE        fp16882
+	JA        fp32883
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -5280,18 +8081,53 @@ unusual722:
 	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
-	TESTQ     $0x00000004, DI
-	JNE       ordinary729
-	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored728
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted885
+	VPSUBW    (BX)(CX*2), Y7, Y8
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y9, Y9, Y9
+	VPADDW    pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW  pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW  Y9, Y10, Y10
+	VPCMPEQW  Y9, Y8, Y9
+	VPANDN    Y10, Y9, Y9
+	VPCMPGTW  patternffffffff<>+0(SB), Y8, Y8
+	VPAND     Y10, Y8, Y8
+	VPACKSSWB Y8, Y9, Y9
+	VPERMQ    $0xd8, Y9, Y9
+	VPMOVMSKB Y9, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y10, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y8
+	VMOVDQU   Y8, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary729:
+noted885:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary887
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored886
+
+ordinary887:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored728:
-	JMP done727
+stored886:
+	JMP done884
 
-fp16725:
+fp16882:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -5300,20 +8136,55 @@ fp16725:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	TESTQ       $0x00000004, DI
-	JNE         ordinary731
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored730
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted888
+	VPSUBW      (BX)(CX*2), Y8, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary731:
+noted888:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary890
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored889
+
+ordinary890:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored730:
-	JMP done727
+stored889:
+	JMP done884
 
-fp32726:
-done727:
-stored723:
+fp32883:
+done884:
+stored879:
 	MOVQ        a+0(FP), R14
 	MOVQ        40(R14), R14
 	VMOVDQU     64(R14), Y7
@@ -5409,7 +8280,7 @@ stored723:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual732
+	JNE         unusual891
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -5424,15 +8295,50 @@ stored723:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored733
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted893
+	VPSUBW      (BX)(CX*2), Y7, Y8
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y8, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y8, Y8
+	VPAND       Y10, Y8, Y8
+	VPACKSSWB   Y8, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y8
+	VMOVDQU     Y8, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-unusual732:
+noted893:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored892
+
+unusual891:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16735
-	JA        fp32736
+	JE        fp16895
+	JA        fp32896
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -5447,18 +8353,53 @@ unusual732:
 	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
-	TESTQ     $0x00000004, DI
-	JNE       ordinary739
-	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored738
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted898
+	VPSUBW    (BX)(CX*2), Y7, Y8
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y9, Y9, Y9
+	VPADDW    pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW  pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW  Y9, Y10, Y10
+	VPCMPEQW  Y9, Y8, Y9
+	VPANDN    Y10, Y9, Y9
+	VPCMPGTW  patternffffffff<>+0(SB), Y8, Y8
+	VPAND     Y10, Y8, Y8
+	VPACKSSWB Y8, Y9, Y9
+	VPERMQ    $0xd8, Y9, Y9
+	VPMOVMSKB Y9, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y10, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y8
+	VMOVDQU   Y8, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary739:
+noted898:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary900
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored899
+
+ordinary900:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored738:
-	JMP done737
+stored899:
+	JMP done897
 
-fp16735:
+fp16895:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -5467,20 +8408,55 @@ fp16735:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	TESTQ       $0x00000004, DI
-	JNE         ordinary741
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored740
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted901
+	VPSUBW      (BX)(CX*2), Y8, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary741:
+noted901:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary903
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored902
+
+ordinary903:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored740:
-	JMP done737
+stored902:
+	JMP done897
 
-fp32736:
-done737:
-stored733:
+fp32896:
+done897:
+stored892:
 	MOVQ    a+0(FP), R14
 	MOVQ    40(R14), R14
 	VMOVDQU 64(R14), Y7
@@ -5496,25 +8472,25 @@ stored733:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R13
 
-check720:
+check876:
 	CMPQ CX, R12
-	JB   next719
+	JB   next875
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next719
-	JMP  done695
+	JB   next875
+	JMP  done845
 
-fp32694:
+fp32844:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check743
+	JMP  check905
 
-next742:
+next904:
 	TESTQ   R10, R10
-	JEQ     kept744
+	JEQ     kept906
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
 	VMOVDQU (SI)(CX*4), Y7
@@ -5536,7 +8512,7 @@ next742:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept744:
+kept906:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -5618,7 +8594,7 @@ kept744:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual745
+	JNE         unusual907
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -5633,15 +8609,50 @@ kept744:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored746
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted909
+	VPSUBW      (BX)(CX*2), Y7, Y8
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y8, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y8, Y8
+	VPAND       Y10, Y8, Y8
+	VPACKSSWB   Y8, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y8
+	VMOVDQU     Y8, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-unusual745:
+noted909:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored908
+
+unusual907:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16748
-	JA        fp32749
+	JE        fp16911
+	JA        fp32912
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -5656,18 +8667,53 @@ unusual745:
 	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
-	TESTQ     $0x00000004, DI
-	JNE       ordinary752
-	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored751
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted914
+	VPSUBW    (BX)(CX*2), Y7, Y8
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y9, Y9, Y9
+	VPADDW    pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW  pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW  Y9, Y10, Y10
+	VPCMPEQW  Y9, Y8, Y9
+	VPANDN    Y10, Y9, Y9
+	VPCMPGTW  patternffffffff<>+0(SB), Y8, Y8
+	VPAND     Y10, Y8, Y8
+	VPACKSSWB Y8, Y9, Y9
+	VPERMQ    $0xd8, Y9, Y9
+	VPMOVMSKB Y9, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y10, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y8
+	VMOVDQU   Y8, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary752:
+noted914:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary916
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored915
+
+ordinary916:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored751:
-	JMP done750
+stored915:
+	JMP done913
 
-fp16748:
+fp16911:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -5676,20 +8722,55 @@ fp16748:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	TESTQ       $0x00000004, DI
-	JNE         ordinary754
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored753
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted917
+	VPSUBW      (BX)(CX*2), Y8, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary754:
+noted917:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary919
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored918
+
+ordinary919:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored753:
-	JMP done750
+stored918:
+	JMP done913
 
-fp32749:
-done750:
-stored746:
+fp32912:
+done913:
+stored908:
 	MOVQ        a+0(FP), R14
 	MOVQ        40(R14), R14
 	VMOVDQU     64(R14), Y7
@@ -5785,7 +8866,7 @@ stored746:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual755
+	JNE         unusual920
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -5800,15 +8881,50 @@ stored746:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored756
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted922
+	VPSUBW      (BX)(CX*2), Y7, Y8
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y8, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y8, Y8
+	VPAND       Y10, Y8, Y8
+	VPACKSSWB   Y8, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y8
+	VMOVDQU     Y8, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-unusual755:
+noted922:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored921
+
+unusual920:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16758
-	JA        fp32759
+	JE        fp16924
+	JA        fp32925
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -5823,18 +8939,53 @@ unusual755:
 	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
-	TESTQ     $0x00000004, DI
-	JNE       ordinary762
-	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored761
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted927
+	VPSUBW    (BX)(CX*2), Y7, Y8
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y9, Y9, Y9
+	VPADDW    pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW  pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW  Y9, Y10, Y10
+	VPCMPEQW  Y9, Y8, Y9
+	VPANDN    Y10, Y9, Y9
+	VPCMPGTW  patternffffffff<>+0(SB), Y8, Y8
+	VPAND     Y10, Y8, Y8
+	VPACKSSWB Y8, Y9, Y9
+	VPERMQ    $0xd8, Y9, Y9
+	VPMOVMSKB Y9, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y10, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y8
+	VMOVDQU   Y8, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary762:
+noted927:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary929
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored928
+
+ordinary929:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored761:
-	JMP done760
+stored928:
+	JMP done926
 
-fp16758:
+fp16924:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -5843,20 +8994,55 @@ fp16758:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	TESTQ       $0x00000004, DI
-	JNE         ordinary764
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored763
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted930
+	VPSUBW      (BX)(CX*2), Y8, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary764:
+noted930:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary932
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored931
+
+ordinary932:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored763:
-	JMP done760
+stored931:
+	JMP done926
 
-fp32759:
-done760:
-stored756:
+fp32925:
+done926:
+stored921:
 	MOVQ    a+0(FP), R14
 	MOVQ    40(R14), R14
 	VMOVDQU 64(R14), Y7
@@ -5872,30 +9058,30 @@ stored756:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R13
 
-check743:
+check905:
 	CMPQ CX, R12
-	JB   next742
+	JB   next904
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next742
+	JB   next904
 
-done695:
-	JMP updated691
+done845:
+	JMP updated841
 
-plain690:
+plain840:
 	CMPQ CX, $0x01
-	JE   fp16766
-	JA   fp32767
+	JE   fp16934
+	JA   fp32935
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check770
+	JMP  check938
 
-next769:
+next937:
 	TESTQ   R10, R10
-	JEQ     kept771
+	JEQ     kept939
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
 	VMOVDQU (SI)(CX*4), Y7
@@ -5917,7 +9103,7 @@ next769:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept771:
+kept939:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -5984,7 +9170,7 @@ kept771:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual772
+	JNE         unusual940
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -5999,15 +9185,50 @@ kept771:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored773
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted942
+	VPSUBW      (BX)(CX*2), Y7, Y8
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y8, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y8, Y8
+	VPAND       Y10, Y8, Y8
+	VPACKSSWB   Y8, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y8
+	VMOVDQU     Y8, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-unusual772:
+noted942:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored941
+
+unusual940:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16775
-	JA        fp32776
+	JE        fp16944
+	JA        fp32945
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -6022,18 +9243,53 @@ unusual772:
 	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
-	TESTQ     $0x00000004, DI
-	JNE       ordinary779
-	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored778
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted947
+	VPSUBW    (BX)(CX*2), Y7, Y8
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y9, Y9, Y9
+	VPADDW    pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW  pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW  Y9, Y10, Y10
+	VPCMPEQW  Y9, Y8, Y9
+	VPANDN    Y10, Y9, Y9
+	VPCMPGTW  patternffffffff<>+0(SB), Y8, Y8
+	VPAND     Y10, Y8, Y8
+	VPACKSSWB Y8, Y9, Y9
+	VPERMQ    $0xd8, Y9, Y9
+	VPMOVMSKB Y9, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y10, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y8
+	VMOVDQU   Y8, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary779:
+noted947:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary949
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored948
+
+ordinary949:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored778:
-	JMP done777
+stored948:
+	JMP done946
 
-fp16775:
+fp16944:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -6042,20 +9298,55 @@ fp16775:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	TESTQ       $0x00000004, DI
-	JNE         ordinary781
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored780
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted950
+	VPSUBW      (BX)(CX*2), Y8, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary781:
+noted950:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary952
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored951
+
+ordinary952:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored780:
-	JMP done777
+stored951:
+	JMP done946
 
-fp32776:
-done777:
-stored773:
+fp32945:
+done946:
+stored941:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R13
 	PREFETCHT0  (SI)(R13*4)
@@ -6124,7 +9415,7 @@ stored773:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual782
+	JNE         unusual953
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -6139,15 +9430,50 @@ stored773:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored783
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted955
+	VPSUBW      (BX)(CX*2), Y7, Y8
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y8, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y8, Y8
+	VPAND       Y10, Y8, Y8
+	VPACKSSWB   Y8, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y8
+	VMOVDQU     Y8, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-unusual782:
+noted955:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored954
+
+unusual953:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16785
-	JA        fp32786
+	JE        fp16957
+	JA        fp32958
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -6162,18 +9488,53 @@ unusual782:
 	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
-	TESTQ     $0x00000004, DI
-	JNE       ordinary789
-	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored788
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted960
+	VPSUBW    (BX)(CX*2), Y7, Y8
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y9, Y9, Y9
+	VPADDW    pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW  pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW  Y9, Y10, Y10
+	VPCMPEQW  Y9, Y8, Y9
+	VPANDN    Y10, Y9, Y9
+	VPCMPGTW  patternffffffff<>+0(SB), Y8, Y8
+	VPAND     Y10, Y8, Y8
+	VPACKSSWB Y8, Y9, Y9
+	VPERMQ    $0xd8, Y9, Y9
+	VPMOVMSKB Y9, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y10, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y8
+	VMOVDQU   Y8, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary789:
+noted960:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary962
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored961
+
+ordinary962:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored788:
-	JMP done787
+stored961:
+	JMP done959
 
-fp16785:
+fp16957:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -6182,42 +9543,77 @@ fp16785:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	TESTQ       $0x00000004, DI
-	JNE         ordinary791
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored790
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted963
+	VPSUBW      (BX)(CX*2), Y8, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary791:
+noted963:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary965
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored964
+
+ordinary965:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored790:
-	JMP done787
+stored964:
+	JMP done959
 
-fp32786:
-done787:
-stored783:
+fp32958:
+done959:
+stored954:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check770:
+check938:
 	CMPQ CX, R12
-	JB   next769
+	JB   next937
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next769
-	JMP  done768
+	JB   next937
+	JMP  done936
 
-fp16766:
+fp16934:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check793
+	JMP  check967
 
-next792:
+next966:
 	TESTQ   R10, R10
-	JEQ     kept794
+	JEQ     kept968
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
 	VMOVDQU (SI)(CX*4), Y7
@@ -6239,7 +9635,7 @@ next792:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept794:
+kept968:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -6309,7 +9705,7 @@ kept794:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual795
+	JNE         unusual969
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -6324,15 +9720,50 @@ kept794:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored796
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted971
+	VPSUBW      (BX)(CX*2), Y7, Y8
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y8, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y8, Y8
+	VPAND       Y10, Y8, Y8
+	VPACKSSWB   Y8, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y8
+	VMOVDQU     Y8, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-unusual795:
+noted971:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored970
+
+unusual969:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16798
-	JA        fp32799
+	JE        fp16973
+	JA        fp32974
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -6347,18 +9778,53 @@ unusual795:
 	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
-	TESTQ     $0x00000004, DI
-	JNE       ordinary802
-	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored801
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted976
+	VPSUBW    (BX)(CX*2), Y7, Y8
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y9, Y9, Y9
+	VPADDW    pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW  pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW  Y9, Y10, Y10
+	VPCMPEQW  Y9, Y8, Y9
+	VPANDN    Y10, Y9, Y9
+	VPCMPGTW  patternffffffff<>+0(SB), Y8, Y8
+	VPAND     Y10, Y8, Y8
+	VPACKSSWB Y8, Y9, Y9
+	VPERMQ    $0xd8, Y9, Y9
+	VPMOVMSKB Y9, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y10, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y8
+	VMOVDQU   Y8, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary802:
+noted976:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary978
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored977
+
+ordinary978:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored801:
-	JMP done800
+stored977:
+	JMP done975
 
-fp16798:
+fp16973:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -6367,20 +9833,55 @@ fp16798:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	TESTQ       $0x00000004, DI
-	JNE         ordinary804
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored803
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted979
+	VPSUBW      (BX)(CX*2), Y8, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary804:
+noted979:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary981
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored980
+
+ordinary981:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored803:
-	JMP done800
+stored980:
+	JMP done975
 
-fp32799:
-done800:
-stored796:
+fp32974:
+done975:
+stored970:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R13
 	PREFETCHT0  (SI)(R13*4)
@@ -6452,7 +9953,7 @@ stored796:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual805
+	JNE         unusual982
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -6467,15 +9968,50 @@ stored796:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored806
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted984
+	VPSUBW      (BX)(CX*2), Y7, Y8
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y8, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y8, Y8
+	VPAND       Y10, Y8, Y8
+	VPACKSSWB   Y8, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y8
+	VMOVDQU     Y8, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-unusual805:
+noted984:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored983
+
+unusual982:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16808
-	JA        fp32809
+	JE        fp16986
+	JA        fp32987
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -6490,18 +10026,53 @@ unusual805:
 	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
-	TESTQ     $0x00000004, DI
-	JNE       ordinary812
-	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored811
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted989
+	VPSUBW    (BX)(CX*2), Y7, Y8
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y9, Y9, Y9
+	VPADDW    pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW  pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW  Y9, Y10, Y10
+	VPCMPEQW  Y9, Y8, Y9
+	VPANDN    Y10, Y9, Y9
+	VPCMPGTW  patternffffffff<>+0(SB), Y8, Y8
+	VPAND     Y10, Y8, Y8
+	VPACKSSWB Y8, Y9, Y9
+	VPERMQ    $0xd8, Y9, Y9
+	VPMOVMSKB Y9, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y10, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y8
+	VMOVDQU   Y8, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary812:
+noted989:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary991
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored990
+
+ordinary991:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored811:
-	JMP done810
+stored990:
+	JMP done988
 
-fp16808:
+fp16986:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -6510,42 +10081,77 @@ fp16808:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	TESTQ       $0x00000004, DI
-	JNE         ordinary814
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored813
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted992
+	VPSUBW      (BX)(CX*2), Y8, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary814:
+noted992:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary994
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored993
+
+ordinary994:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored813:
-	JMP done810
+stored993:
+	JMP done988
 
-fp32809:
-done810:
-stored806:
+fp32987:
+done988:
+stored983:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check793:
+check967:
 	CMPQ CX, R12
-	JB   next792
+	JB   next966
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next792
-	JMP  done768
+	JB   next966
+	JMP  done936
 
-fp32767:
+fp32935:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check816
+	JMP  check996
 
-next815:
+next995:
 	TESTQ   R10, R10
-	JEQ     kept817
+	JEQ     kept997
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
 	VMOVDQU (SI)(CX*4), Y7
@@ -6567,7 +10173,7 @@ next815:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept817:
+kept997:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -6637,7 +10243,7 @@ kept817:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual818
+	JNE         unusual998
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -6652,15 +10258,50 @@ kept817:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored819
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted1000
+	VPSUBW      (BX)(CX*2), Y7, Y8
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y8, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y8, Y8
+	VPAND       Y10, Y8, Y8
+	VPACKSSWB   Y8, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y8
+	VMOVDQU     Y8, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-unusual818:
+noted1000:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored999
+
+unusual998:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16821
-	JA        fp32822
+	JE        fp161002
+	JA        fp321003
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -6675,18 +10316,53 @@ unusual818:
 	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
-	TESTQ     $0x00000004, DI
-	JNE       ordinary825
-	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored824
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted1005
+	VPSUBW    (BX)(CX*2), Y7, Y8
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y9, Y9, Y9
+	VPADDW    pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW  pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW  Y9, Y10, Y10
+	VPCMPEQW  Y9, Y8, Y9
+	VPANDN    Y10, Y9, Y9
+	VPCMPGTW  patternffffffff<>+0(SB), Y8, Y8
+	VPAND     Y10, Y8, Y8
+	VPACKSSWB Y8, Y9, Y9
+	VPERMQ    $0xd8, Y9, Y9
+	VPMOVMSKB Y9, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y10, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y8
+	VMOVDQU   Y8, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary825:
+noted1005:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1007
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored1006
+
+ordinary1007:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored824:
-	JMP done823
+stored1006:
+	JMP done1004
 
-fp16821:
+fp161002:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -6695,20 +10371,55 @@ fp16821:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	TESTQ       $0x00000004, DI
-	JNE         ordinary827
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored826
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted1008
+	VPSUBW      (BX)(CX*2), Y8, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary827:
+noted1008:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1010
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored1009
+
+ordinary1010:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored826:
-	JMP done823
+stored1009:
+	JMP done1004
 
-fp32822:
-done823:
-stored819:
+fp321003:
+done1004:
+stored999:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R13
 	PREFETCHT0  (SI)(R13*4)
@@ -6780,7 +10491,7 @@ stored819:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual828
+	JNE         unusual1011
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -6795,15 +10506,50 @@ stored819:
 	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
-	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored829
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted1013
+	VPSUBW      (BX)(CX*2), Y7, Y8
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y8, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y8, Y8
+	VPAND       Y10, Y8, Y8
+	VPACKSSWB   Y8, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y8
+	VMOVDQU     Y8, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-unusual828:
+noted1013:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored1012
+
+unusual1011:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16831
-	JA        fp32832
+	JE        fp161015
+	JA        fp321016
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -6818,18 +10564,53 @@ unusual828:
 	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
-	TESTQ     $0x00000004, DI
-	JNE       ordinary835
-	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored834
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	TESTQ     R14, R14
+	JEQ       noted1018
+	VPSUBW    (BX)(CX*2), Y7, Y8
+	MOVQ      CX, R14
+	SHRQ      $0x02, R14
+	MOVQ      a+0(FP), R15
+	MOVQ      144(R15), R15
+	ADDQ      R15, R14
+	VPXOR     Y9, Y9, Y9
+	VPADDW    pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW  pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW  Y9, Y10, Y10
+	VPCMPEQW  Y9, Y8, Y9
+	VPANDN    Y10, Y9, Y9
+	VPCMPGTW  patternffffffff<>+0(SB), Y8, Y8
+	VPAND     Y10, Y8, Y8
+	VPACKSSWB Y8, Y9, Y9
+	VPERMQ    $0xd8, Y9, Y9
+	VPMOVMSKB Y9, R15
+	XORL      $0xffff0000, R15
+	MOVL      R15, (R14)
+	VPMOVMSKB Y10, R15
+	CMPL      R15, $-1
+	MOVQ      a+0(FP), R14
+	MOVQ      152(R14), R15
+	VMOVDQU   (BX)(CX*2), Y8
+	VMOVDQU   Y8, (R15)
+	SETNE     R15
+	MOVBLZX   R15, R15
+	SHLQ      $0x05, R15
+	ADDQ      R15, 152(R14)
 
-ordinary835:
+noted1018:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1020
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored1019
+
+ordinary1020:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored834:
-	JMP done833
+stored1019:
+	JMP done1017
 
-fp16831:
+fp161015:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -6838,33 +10619,68 @@ fp16831:
 	VCVTPS2PH   $0x00, Y9, X8
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
-	TESTQ       $0x00000004, DI
-	JNE         ordinary837
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored836
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	TESTQ       R14, R14
+	JEQ         noted1021
+	VPSUBW      (BX)(CX*2), Y8, Y7
+	MOVQ        CX, R14
+	SHRQ        $0x02, R14
+	MOVQ        a+0(FP), R15
+	MOVQ        144(R15), R15
+	ADDQ        R15, R14
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R15
+	XORL        $0xffff0000, R15
+	MOVL        R15, (R14)
+	VPMOVMSKB   Y10, R15
+	CMPL        R15, $-1
+	MOVQ        a+0(FP), R14
+	MOVQ        152(R14), R15
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R15)
+	SETNE       R15
+	MOVBLZX     R15, R15
+	SHLQ        $0x05, R15
+	ADDQ        R15, 152(R14)
 
-ordinary837:
+noted1021:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1023
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored1022
+
+ordinary1023:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored836:
-	JMP done833
+stored1022:
+	JMP done1017
 
-fp32832:
-done833:
-stored829:
+fp321016:
+done1017:
+stored1012:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check816:
+check996:
 	CMPQ CX, R12
-	JB   next815
+	JB   next995
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next815
+	JB   next995
 
-done768:
-updated691:
+done936:
+updated841:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -6891,10 +10707,10 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DI
 	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned838
+	JEQ     aligned1024
 	ORQ     $0x04, DI
 
-aligned838:
+aligned1024:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Y0
@@ -6913,19 +10729,19 @@ aligned838:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	TESTQ   R13, R13
-	JEQ     plain839
+	JEQ     plain1025
 	CMPQ    CX, $0x01
-	JE      fp16842
-	JA      fp32843
+	JE      fp161028
+	JA      fp321029
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check846
+	JMP     check1032
 
-next845:
+next1031:
 	TESTQ   R9, R9
-	JEQ     kept847
+	JEQ     kept1033
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -6943,7 +10759,7 @@ next845:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept847:
+kept1033:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	MOVQ        a+0(FP), R13
@@ -7010,7 +10826,7 @@ kept847:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual848
+	JNE         unusual1034
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -7025,15 +10841,50 @@ kept847:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored849
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1036
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual848:
+noted1036:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1035
+
+unusual1034:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16851
-	JA        fp32852
+	JE        fp161038
+	JA        fp321039
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7048,18 +10899,53 @@ unusual848:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary855
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored854
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1041
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary855:
+noted1041:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1043
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1042
+
+ordinary1043:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored854:
-	JMP done853
+stored1042:
+	JMP done1040
 
-fp16851:
+fp161038:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7068,20 +10954,55 @@ fp16851:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary857
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored856
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1044
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary857:
+noted1044:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1046
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1045
+
+ordinary1046:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored856:
-	JMP done853
+stored1045:
+	JMP done1040
 
-fp32852:
-done853:
-stored849:
+fp321039:
+done1040:
+stored1035:
 	MOVQ        a+0(FP), R13
 	MOVQ        40(R13), R13
 	VMOVDQU     64(R13), Y5
@@ -7159,7 +11080,7 @@ stored849:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual858
+	JNE         unusual1047
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -7174,15 +11095,50 @@ stored849:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored859
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1049
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual858:
+noted1049:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1048
+
+unusual1047:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16861
-	JA        fp32862
+	JE        fp161051
+	JA        fp321052
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7197,18 +11153,53 @@ unusual858:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary865
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored864
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1054
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary865:
+noted1054:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1056
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1055
+
+ordinary1056:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored864:
-	JMP done863
+stored1055:
+	JMP done1053
 
-fp16861:
+fp161051:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7217,20 +11208,55 @@ fp16861:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary867
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored866
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1057
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary867:
+noted1057:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1059
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1058
+
+ordinary1059:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored866:
-	JMP done863
+stored1058:
+	JMP done1053
 
-fp32862:
-done863:
-stored859:
+fp321052:
+done1053:
+stored1048:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y5
@@ -7243,25 +11269,25 @@ stored859:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check846:
+check1032:
 	CMPQ CX, R11
-	JB   next845
+	JB   next1031
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next845
-	JMP  done844
+	JB   next1031
+	JMP  done1030
 
-fp16842:
+fp161028:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check869
+	JMP  check1061
 
-next868:
+next1060:
 	TESTQ   R9, R9
-	JEQ     kept870
+	JEQ     kept1062
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -7279,7 +11305,7 @@ next868:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept870:
+kept1062:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	MOVQ        a+0(FP), R13
@@ -7349,7 +11375,7 @@ kept870:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual871
+	JNE         unusual1063
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -7364,15 +11390,50 @@ kept870:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored872
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1065
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual871:
+noted1065:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1064
+
+unusual1063:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16874
-	JA        fp32875
+	JE        fp161067
+	JA        fp321068
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7387,18 +11448,53 @@ unusual871:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary878
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored877
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1070
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary878:
+noted1070:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1072
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1071
+
+ordinary1072:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored877:
-	JMP done876
+stored1071:
+	JMP done1069
 
-fp16874:
+fp161067:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7407,20 +11503,55 @@ fp16874:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary880
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored879
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1073
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary880:
+noted1073:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1075
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1074
+
+ordinary1075:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored879:
-	JMP done876
+stored1074:
+	JMP done1069
 
-fp32875:
-done876:
-stored872:
+fp321068:
+done1069:
+stored1064:
 	MOVQ        a+0(FP), R13
 	MOVQ        40(R13), R13
 	VMOVDQU     64(R13), Y5
@@ -7501,7 +11632,7 @@ stored872:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual881
+	JNE         unusual1076
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -7516,15 +11647,50 @@ stored872:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored882
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1078
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual881:
+noted1078:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1077
+
+unusual1076:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16884
-	JA        fp32885
+	JE        fp161080
+	JA        fp321081
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7539,18 +11705,53 @@ unusual881:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary888
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored887
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1083
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary888:
+noted1083:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1085
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1084
+
+ordinary1085:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored887:
-	JMP done886
+stored1084:
+	JMP done1082
 
-fp16884:
+fp161080:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7559,20 +11760,55 @@ fp16884:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary890
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored889
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1086
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary890:
+noted1086:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1088
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1087
+
+ordinary1088:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored889:
-	JMP done886
+stored1087:
+	JMP done1082
 
-fp32885:
-done886:
-stored882:
+fp321081:
+done1082:
+stored1077:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y5
@@ -7585,25 +11821,25 @@ stored882:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check869:
+check1061:
 	CMPQ CX, R11
-	JB   next868
+	JB   next1060
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next868
-	JMP  done844
+	JB   next1060
+	JMP  done1030
 
-fp32843:
+fp321029:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check892
+	JMP  check1090
 
-next891:
+next1089:
 	TESTQ   R9, R9
-	JEQ     kept893
+	JEQ     kept1091
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -7621,7 +11857,7 @@ next891:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept893:
+kept1091:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	MOVQ        a+0(FP), R13
@@ -7691,7 +11927,7 @@ kept893:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual894
+	JNE         unusual1092
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -7706,15 +11942,50 @@ kept893:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored895
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1094
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual894:
+noted1094:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1093
+
+unusual1092:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16897
-	JA        fp32898
+	JE        fp161096
+	JA        fp321097
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7729,18 +12000,53 @@ unusual894:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary901
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored900
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1099
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary901:
+noted1099:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1101
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1100
+
+ordinary1101:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored900:
-	JMP done899
+stored1100:
+	JMP done1098
 
-fp16897:
+fp161096:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7749,20 +12055,55 @@ fp16897:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary903
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored902
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1102
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary903:
+noted1102:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1104
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1103
+
+ordinary1104:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored902:
-	JMP done899
+stored1103:
+	JMP done1098
 
-fp32898:
-done899:
-stored895:
+fp321097:
+done1098:
+stored1093:
 	MOVQ        a+0(FP), R13
 	MOVQ        40(R13), R13
 	VMOVDQU     64(R13), Y5
@@ -7843,7 +12184,7 @@ stored895:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual904
+	JNE         unusual1105
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -7858,15 +12199,50 @@ stored895:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored905
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1107
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual904:
+noted1107:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1106
+
+unusual1105:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16907
-	JA        fp32908
+	JE        fp161109
+	JA        fp321110
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7881,18 +12257,53 @@ unusual904:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary911
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored910
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1112
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary911:
+noted1112:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1114
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1113
+
+ordinary1114:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored910:
-	JMP done909
+stored1113:
+	JMP done1111
 
-fp16907:
+fp161109:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7901,20 +12312,55 @@ fp16907:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary913
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored912
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1115
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary913:
+noted1115:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1117
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1116
+
+ordinary1117:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored912:
-	JMP done909
+stored1116:
+	JMP done1111
 
-fp32908:
-done909:
-stored905:
+fp321110:
+done1111:
+stored1106:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y5
@@ -7927,30 +12373,30 @@ stored905:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check892:
+check1090:
 	CMPQ CX, R11
-	JB   next891
+	JB   next1089
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next891
+	JB   next1089
 
-done844:
-	JMP updated840
+done1030:
+	JMP updated1026
 
-plain839:
+plain1025:
 	CMPQ CX, $0x01
-	JE   fp16915
-	JA   fp32916
+	JE   fp161119
+	JA   fp321120
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check919
+	JMP  check1123
 
-next918:
+next1122:
 	TESTQ   R9, R9
-	JEQ     kept920
+	JEQ     kept1124
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -7968,7 +12414,7 @@ next918:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept920:
+kept1124:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -8026,7 +12472,7 @@ kept920:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual921
+	JNE         unusual1125
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -8041,15 +12487,50 @@ kept920:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored922
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1127
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual921:
+noted1127:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1126
+
+unusual1125:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16924
-	JA        fp32925
+	JE        fp161129
+	JA        fp321130
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -8064,18 +12545,53 @@ unusual921:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary928
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored927
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1132
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary928:
+noted1132:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1134
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1133
+
+ordinary1134:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored927:
-	JMP done926
+stored1133:
+	JMP done1131
 
-fp16924:
+fp161129:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8084,20 +12600,55 @@ fp16924:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary930
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored929
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1135
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary930:
+noted1135:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1137
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1136
+
+ordinary1137:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored929:
-	JMP done926
+stored1136:
+	JMP done1131
 
-fp32925:
-done926:
-stored922:
+fp321130:
+done1131:
+stored1126:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -8157,7 +12708,7 @@ stored922:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual931
+	JNE         unusual1138
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -8172,15 +12723,50 @@ stored922:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored932
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1140
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual931:
+noted1140:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1139
+
+unusual1138:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16934
-	JA        fp32935
+	JE        fp161142
+	JA        fp321143
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -8195,18 +12781,53 @@ unusual931:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary938
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored937
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1145
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary938:
+noted1145:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1147
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1146
+
+ordinary1147:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored937:
-	JMP done936
+stored1146:
+	JMP done1144
 
-fp16934:
+fp161142:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8215,42 +12836,77 @@ fp16934:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary940
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored939
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1148
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary940:
+noted1148:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1150
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1149
+
+ordinary1150:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored939:
-	JMP done936
+stored1149:
+	JMP done1144
 
-fp32935:
-done936:
-stored932:
+fp321143:
+done1144:
+stored1139:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check919:
+check1123:
 	CMPQ CX, R11
-	JB   next918
+	JB   next1122
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next918
-	JMP  done917
+	JB   next1122
+	JMP  done1121
 
-fp16915:
+fp161119:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check942
+	JMP  check1152
 
-next941:
+next1151:
 	TESTQ   R9, R9
-	JEQ     kept943
+	JEQ     kept1153
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -8268,7 +12924,7 @@ next941:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept943:
+kept1153:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -8329,7 +12985,7 @@ kept943:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual944
+	JNE         unusual1154
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -8344,15 +13000,50 @@ kept943:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored945
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1156
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual944:
+noted1156:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1155
+
+unusual1154:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16947
-	JA        fp32948
+	JE        fp161158
+	JA        fp321159
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -8367,18 +13058,53 @@ unusual944:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary951
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored950
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1161
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary951:
+noted1161:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1163
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1162
+
+ordinary1163:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored950:
-	JMP done949
+stored1162:
+	JMP done1160
 
-fp16947:
+fp161158:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8387,20 +13113,55 @@ fp16947:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary953
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored952
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1164
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary953:
+noted1164:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1166
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1165
+
+ordinary1166:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored952:
-	JMP done949
+stored1165:
+	JMP done1160
 
-fp32948:
-done949:
-stored945:
+fp321159:
+done1160:
+stored1155:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -8463,7 +13224,7 @@ stored945:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual954
+	JNE         unusual1167
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -8478,15 +13239,50 @@ stored945:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored955
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1169
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual954:
+noted1169:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1168
+
+unusual1167:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16957
-	JA        fp32958
+	JE        fp161171
+	JA        fp321172
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -8501,18 +13297,53 @@ unusual954:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary961
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored960
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1174
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary961:
+noted1174:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1176
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1175
+
+ordinary1176:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored960:
-	JMP done959
+stored1175:
+	JMP done1173
 
-fp16957:
+fp161171:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8521,42 +13352,77 @@ fp16957:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary963
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored962
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1177
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary963:
+noted1177:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1179
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1178
+
+ordinary1179:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored962:
-	JMP done959
+stored1178:
+	JMP done1173
 
-fp32958:
-done959:
-stored955:
+fp321172:
+done1173:
+stored1168:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check942:
+check1152:
 	CMPQ CX, R11
-	JB   next941
+	JB   next1151
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next941
-	JMP  done917
+	JB   next1151
+	JMP  done1121
 
-fp32916:
+fp321120:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check965
+	JMP  check1181
 
-next964:
+next1180:
 	TESTQ   R9, R9
-	JEQ     kept966
+	JEQ     kept1182
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -8574,7 +13440,7 @@ next964:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept966:
+kept1182:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -8635,7 +13501,7 @@ kept966:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual967
+	JNE         unusual1183
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -8650,15 +13516,50 @@ kept966:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored968
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1185
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual967:
+noted1185:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1184
+
+unusual1183:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16970
-	JA        fp32971
+	JE        fp161187
+	JA        fp321188
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -8673,18 +13574,53 @@ unusual967:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary974
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored973
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1190
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary974:
+noted1190:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1192
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1191
+
+ordinary1192:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored973:
-	JMP done972
+stored1191:
+	JMP done1189
 
-fp16970:
+fp161187:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8693,20 +13629,55 @@ fp16970:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary976
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored975
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1193
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary976:
+noted1193:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1195
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1194
+
+ordinary1195:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored975:
-	JMP done972
+stored1194:
+	JMP done1189
 
-fp32971:
-done972:
-stored968:
+fp321188:
+done1189:
+stored1184:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -8769,7 +13740,7 @@ stored968:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual977
+	JNE         unusual1196
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -8784,15 +13755,50 @@ stored968:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored978
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1198
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual977:
+noted1198:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1197
+
+unusual1196:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16980
-	JA        fp32981
+	JE        fp161200
+	JA        fp321201
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -8807,18 +13813,53 @@ unusual977:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary984
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored983
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1203
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary984:
+noted1203:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1205
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1204
+
+ordinary1205:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored983:
-	JMP done982
+stored1204:
+	JMP done1202
 
-fp16980:
+fp161200:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8827,33 +13868,68 @@ fp16980:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary986
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored985
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1206
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary986:
+noted1206:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1208
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1207
+
+ordinary1208:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored985:
-	JMP done982
+stored1207:
+	JMP done1202
 
-fp32981:
-done982:
-stored978:
+fp321201:
+done1202:
+stored1197:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check965:
+check1181:
 	CMPQ CX, R11
-	JB   next964
+	JB   next1180
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next964
+	JB   next1180
 
-done917:
-updated840:
+done1121:
+updated1026:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -8880,10 +13956,10 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DI
 	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned987
+	JEQ     aligned1209
 	ORQ     $0x04, DI
 
-aligned987:
+aligned1209:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -8902,19 +13978,19 @@ aligned987:
 	MOVQ         a+0(FP), R13
 	MOVQ         40(R13), R13
 	TESTQ        R13, R13
-	JEQ          plain988
+	JEQ          plain1210
 	CMPQ         CX, $0x01
-	JE           fp16991
-	JA           fp32992
+	JE           fp161213
+	JA           fp321214
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check995
+	JMP          check1217
 
-next994:
+next1216:
 	TESTQ   R9, R9
-	JEQ     kept996
+	JEQ     kept1218
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y3
@@ -8932,7 +14008,7 @@ next994:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept996:
+kept1218:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	MOVQ        a+0(FP), R13
@@ -8989,7 +14065,7 @@ kept996:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual997
+	JNE         unusual1219
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -9004,15 +14080,50 @@ kept996:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored998
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1221
+	VPSUBW      (BX)(CX*2), Y3, Y4
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y4, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y4, Y4
+	VPAND       Y6, Y4, Y4
+	VPACKSSWB   Y4, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y4
+	VMOVDQU     Y4, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual997:
+noted1221:
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1220
+
+unusual1219:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161000
-	JA        fp321001
+	JE        fp161223
+	JA        fp321224
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -9027,18 +14138,53 @@ unusual997:
 	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1004
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored1003
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1226
+	VPSUBW    (BX)(CX*2), Y3, Y4
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y5, Y5, Y5
+	VPADDW    pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW  pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW  Y5, Y6, Y6
+	VPCMPEQW  Y5, Y4, Y5
+	VPANDN    Y6, Y5, Y5
+	VPCMPGTW  patternffffffff<>+0(SB), Y4, Y4
+	VPAND     Y6, Y4, Y4
+	VPACKSSWB Y4, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPMOVMSKB Y5, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y6, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y4
+	VMOVDQU   Y4, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1004:
+noted1226:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1228
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1227
+
+ordinary1228:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored1003:
-	JMP done1002
+stored1227:
+	JMP done1225
 
-fp161000:
+fp161223:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -9047,20 +14193,55 @@ fp161000:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1006
-	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored1005
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1229
+	VPSUBW      (BX)(CX*2), Y4, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y3, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y3, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y6, Y3, Y3
+	VPACKSSWB   Y3, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1006:
+noted1229:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1231
+	VMOVNTDQ Y4, (BX)(CX*2)
+	JMP      stored1230
+
+ordinary1231:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored1005:
-	JMP done1002
+stored1230:
+	JMP done1225
 
-fp321001:
-done1002:
-stored998:
+fp321224:
+done1225:
+stored1220:
 	MOVQ        a+0(FP), R13
 	MOVQ        40(R13), R13
 	VMOVDQU     64(R13), Y3
@@ -9128,7 +14309,7 @@ stored998:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1007
+	JNE         unusual1232
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -9143,15 +14324,50 @@ stored998:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored1008
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1234
+	VPSUBW      (BX)(CX*2), Y3, Y4
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y4, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y4, Y4
+	VPAND       Y6, Y4, Y4
+	VPACKSSWB   Y4, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y4
+	VMOVDQU     Y4, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1007:
+noted1234:
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1233
+
+unusual1232:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161010
-	JA        fp321011
+	JE        fp161236
+	JA        fp321237
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -9166,18 +14382,53 @@ unusual1007:
 	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1014
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored1013
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1239
+	VPSUBW    (BX)(CX*2), Y3, Y4
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y5, Y5, Y5
+	VPADDW    pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW  pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW  Y5, Y6, Y6
+	VPCMPEQW  Y5, Y4, Y5
+	VPANDN    Y6, Y5, Y5
+	VPCMPGTW  patternffffffff<>+0(SB), Y4, Y4
+	VPAND     Y6, Y4, Y4
+	VPACKSSWB Y4, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPMOVMSKB Y5, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y6, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y4
+	VMOVDQU   Y4, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1014:
+noted1239:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1241
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1240
+
+ordinary1241:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored1013:
-	JMP done1012
+stored1240:
+	JMP done1238
 
-fp161010:
+fp161236:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -9186,20 +14437,55 @@ fp161010:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1016
-	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored1015
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1242
+	VPSUBW      (BX)(CX*2), Y4, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y3, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y3, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y6, Y3, Y3
+	VPACKSSWB   Y3, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1016:
+noted1242:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1244
+	VMOVNTDQ Y4, (BX)(CX*2)
+	JMP      stored1243
+
+ordinary1244:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored1015:
-	JMP done1012
+stored1243:
+	JMP done1238
 
-fp321011:
-done1012:
-stored1008:
+fp321237:
+done1238:
+stored1233:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y3
@@ -9212,25 +14498,25 @@ stored1008:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check995:
+check1217:
 	CMPQ CX, R11
-	JB   next994
+	JB   next1216
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next994
-	JMP  done993
+	JB   next1216
+	JMP  done1215
 
-fp16991:
+fp161213:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1018
+	JMP  check1246
 
-next1017:
+next1245:
 	TESTQ   R9, R9
-	JEQ     kept1019
+	JEQ     kept1247
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y3
@@ -9248,7 +14534,7 @@ next1017:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1019:
+kept1247:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	MOVQ        a+0(FP), R13
@@ -9308,7 +14594,7 @@ kept1019:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1020
+	JNE         unusual1248
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -9323,15 +14609,50 @@ kept1019:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored1021
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1250
+	VPSUBW      (BX)(CX*2), Y3, Y4
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y4, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y4, Y4
+	VPAND       Y6, Y4, Y4
+	VPACKSSWB   Y4, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y4
+	VMOVDQU     Y4, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1020:
+noted1250:
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1249
+
+unusual1248:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161023
-	JA        fp321024
+	JE        fp161252
+	JA        fp321253
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -9346,18 +14667,53 @@ unusual1020:
 	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1027
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored1026
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1255
+	VPSUBW    (BX)(CX*2), Y3, Y4
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y5, Y5, Y5
+	VPADDW    pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW  pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW  Y5, Y6, Y6
+	VPCMPEQW  Y5, Y4, Y5
+	VPANDN    Y6, Y5, Y5
+	VPCMPGTW  patternffffffff<>+0(SB), Y4, Y4
+	VPAND     Y6, Y4, Y4
+	VPACKSSWB Y4, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPMOVMSKB Y5, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y6, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y4
+	VMOVDQU   Y4, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1027:
+noted1255:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1257
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1256
+
+ordinary1257:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored1026:
-	JMP done1025
+stored1256:
+	JMP done1254
 
-fp161023:
+fp161252:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -9366,20 +14722,55 @@ fp161023:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1029
-	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored1028
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1258
+	VPSUBW      (BX)(CX*2), Y4, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y3, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y3, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y6, Y3, Y3
+	VPACKSSWB   Y3, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1029:
+noted1258:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1260
+	VMOVNTDQ Y4, (BX)(CX*2)
+	JMP      stored1259
+
+ordinary1260:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored1028:
-	JMP done1025
+stored1259:
+	JMP done1254
 
-fp321024:
-done1025:
-stored1021:
+fp321253:
+done1254:
+stored1249:
 	MOVQ        a+0(FP), R13
 	MOVQ        40(R13), R13
 	VMOVDQU     64(R13), Y3
@@ -9450,7 +14841,7 @@ stored1021:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1030
+	JNE         unusual1261
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -9465,15 +14856,50 @@ stored1021:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored1031
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1263
+	VPSUBW      (BX)(CX*2), Y3, Y4
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y4, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y4, Y4
+	VPAND       Y6, Y4, Y4
+	VPACKSSWB   Y4, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y4
+	VMOVDQU     Y4, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1030:
+noted1263:
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1262
+
+unusual1261:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161033
-	JA        fp321034
+	JE        fp161265
+	JA        fp321266
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -9488,18 +14914,53 @@ unusual1030:
 	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1037
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored1036
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1268
+	VPSUBW    (BX)(CX*2), Y3, Y4
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y5, Y5, Y5
+	VPADDW    pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW  pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW  Y5, Y6, Y6
+	VPCMPEQW  Y5, Y4, Y5
+	VPANDN    Y6, Y5, Y5
+	VPCMPGTW  patternffffffff<>+0(SB), Y4, Y4
+	VPAND     Y6, Y4, Y4
+	VPACKSSWB Y4, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPMOVMSKB Y5, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y6, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y4
+	VMOVDQU   Y4, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1037:
+noted1268:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1270
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1269
+
+ordinary1270:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored1036:
-	JMP done1035
+stored1269:
+	JMP done1267
 
-fp161033:
+fp161265:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -9508,20 +14969,55 @@ fp161033:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1039
-	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored1038
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1271
+	VPSUBW      (BX)(CX*2), Y4, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y3, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y3, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y6, Y3, Y3
+	VPACKSSWB   Y3, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1039:
+noted1271:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1273
+	VMOVNTDQ Y4, (BX)(CX*2)
+	JMP      stored1272
+
+ordinary1273:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored1038:
-	JMP done1035
+stored1272:
+	JMP done1267
 
-fp321034:
-done1035:
-stored1031:
+fp321266:
+done1267:
+stored1262:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y3
@@ -9534,25 +15030,25 @@ stored1031:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check1018:
+check1246:
 	CMPQ CX, R11
-	JB   next1017
+	JB   next1245
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1017
-	JMP  done993
+	JB   next1245
+	JMP  done1215
 
-fp32992:
+fp321214:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1041
+	JMP  check1275
 
-next1040:
+next1274:
 	TESTQ   R9, R9
-	JEQ     kept1042
+	JEQ     kept1276
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y3
@@ -9570,7 +15066,7 @@ next1040:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1042:
+kept1276:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	MOVQ        a+0(FP), R13
@@ -9630,7 +15126,7 @@ kept1042:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1043
+	JNE         unusual1277
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -9645,15 +15141,50 @@ kept1042:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored1044
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1279
+	VPSUBW      (BX)(CX*2), Y3, Y4
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y4, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y4, Y4
+	VPAND       Y6, Y4, Y4
+	VPACKSSWB   Y4, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y4
+	VMOVDQU     Y4, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1043:
+noted1279:
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1278
+
+unusual1277:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161046
-	JA        fp321047
+	JE        fp161281
+	JA        fp321282
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -9668,18 +15199,53 @@ unusual1043:
 	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1050
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored1049
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1284
+	VPSUBW    (BX)(CX*2), Y3, Y4
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y5, Y5, Y5
+	VPADDW    pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW  pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW  Y5, Y6, Y6
+	VPCMPEQW  Y5, Y4, Y5
+	VPANDN    Y6, Y5, Y5
+	VPCMPGTW  patternffffffff<>+0(SB), Y4, Y4
+	VPAND     Y6, Y4, Y4
+	VPACKSSWB Y4, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPMOVMSKB Y5, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y6, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y4
+	VMOVDQU   Y4, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1050:
+noted1284:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1286
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1285
+
+ordinary1286:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored1049:
-	JMP done1048
+stored1285:
+	JMP done1283
 
-fp161046:
+fp161281:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -9688,20 +15254,55 @@ fp161046:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1052
-	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored1051
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1287
+	VPSUBW      (BX)(CX*2), Y4, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y3, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y3, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y6, Y3, Y3
+	VPACKSSWB   Y3, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1052:
+noted1287:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1289
+	VMOVNTDQ Y4, (BX)(CX*2)
+	JMP      stored1288
+
+ordinary1289:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored1051:
-	JMP done1048
+stored1288:
+	JMP done1283
 
-fp321047:
-done1048:
-stored1044:
+fp321282:
+done1283:
+stored1278:
 	MOVQ        a+0(FP), R13
 	MOVQ        40(R13), R13
 	VMOVDQU     64(R13), Y3
@@ -9772,7 +15373,7 @@ stored1044:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1053
+	JNE         unusual1290
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -9787,15 +15388,50 @@ stored1044:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored1054
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1292
+	VPSUBW      (BX)(CX*2), Y3, Y4
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y4, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y4, Y4
+	VPAND       Y6, Y4, Y4
+	VPACKSSWB   Y4, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y4
+	VMOVDQU     Y4, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1053:
+noted1292:
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1291
+
+unusual1290:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161056
-	JA        fp321057
+	JE        fp161294
+	JA        fp321295
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -9810,18 +15446,53 @@ unusual1053:
 	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1060
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored1059
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1297
+	VPSUBW    (BX)(CX*2), Y3, Y4
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y5, Y5, Y5
+	VPADDW    pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW  pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW  Y5, Y6, Y6
+	VPCMPEQW  Y5, Y4, Y5
+	VPANDN    Y6, Y5, Y5
+	VPCMPGTW  patternffffffff<>+0(SB), Y4, Y4
+	VPAND     Y6, Y4, Y4
+	VPACKSSWB Y4, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPMOVMSKB Y5, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y6, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y4
+	VMOVDQU   Y4, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1060:
+noted1297:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1299
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1298
+
+ordinary1299:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored1059:
-	JMP done1058
+stored1298:
+	JMP done1296
 
-fp161056:
+fp161294:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -9830,20 +15501,55 @@ fp161056:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1062
-	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored1061
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1300
+	VPSUBW      (BX)(CX*2), Y4, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y3, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y3, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y6, Y3, Y3
+	VPACKSSWB   Y3, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1062:
+noted1300:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1302
+	VMOVNTDQ Y4, (BX)(CX*2)
+	JMP      stored1301
+
+ordinary1302:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored1061:
-	JMP done1058
+stored1301:
+	JMP done1296
 
-fp321057:
-done1058:
-stored1054:
+fp321295:
+done1296:
+stored1291:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y3
@@ -9856,30 +15562,30 @@ stored1054:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check1041:
+check1275:
 	CMPQ CX, R11
-	JB   next1040
+	JB   next1274
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1040
+	JB   next1274
 
-done993:
-	JMP updated989
+done1215:
+	JMP updated1211
 
-plain988:
+plain1210:
 	CMPQ CX, $0x01
-	JE   fp161064
-	JA   fp321065
+	JE   fp161304
+	JA   fp321305
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1068
+	JMP  check1308
 
-next1067:
+next1307:
 	TESTQ   R9, R9
-	JEQ     kept1069
+	JEQ     kept1309
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y3
@@ -9897,7 +15603,7 @@ next1067:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1069:
+kept1309:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -9945,7 +15651,7 @@ kept1069:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1070
+	JNE         unusual1310
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -9960,15 +15666,50 @@ kept1069:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored1071
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1312
+	VPSUBW      (BX)(CX*2), Y3, Y4
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y4, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y4, Y4
+	VPAND       Y6, Y4, Y4
+	VPACKSSWB   Y4, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y4
+	VMOVDQU     Y4, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1070:
+noted1312:
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1311
+
+unusual1310:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161073
-	JA        fp321074
+	JE        fp161314
+	JA        fp321315
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -9983,18 +15724,53 @@ unusual1070:
 	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1077
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored1076
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1317
+	VPSUBW    (BX)(CX*2), Y3, Y4
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y5, Y5, Y5
+	VPADDW    pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW  pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW  Y5, Y6, Y6
+	VPCMPEQW  Y5, Y4, Y5
+	VPANDN    Y6, Y5, Y5
+	VPCMPGTW  patternffffffff<>+0(SB), Y4, Y4
+	VPAND     Y6, Y4, Y4
+	VPACKSSWB Y4, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPMOVMSKB Y5, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y6, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y4
+	VMOVDQU   Y4, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1077:
+noted1317:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1319
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1318
+
+ordinary1319:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored1076:
-	JMP done1075
+stored1318:
+	JMP done1316
 
-fp161073:
+fp161314:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -10003,20 +15779,55 @@ fp161073:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1079
-	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored1078
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1320
+	VPSUBW      (BX)(CX*2), Y4, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y3, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y3, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y6, Y3, Y3
+	VPACKSSWB   Y3, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1079:
+noted1320:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1322
+	VMOVNTDQ Y4, (BX)(CX*2)
+	JMP      stored1321
+
+ordinary1322:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored1078:
-	JMP done1075
+stored1321:
+	JMP done1316
 
-fp321074:
-done1075:
-stored1071:
+fp321315:
+done1316:
+stored1311:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -10066,7 +15877,7 @@ stored1071:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1080
+	JNE         unusual1323
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -10081,15 +15892,50 @@ stored1071:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored1081
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1325
+	VPSUBW      (BX)(CX*2), Y3, Y4
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y4, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y4, Y4
+	VPAND       Y6, Y4, Y4
+	VPACKSSWB   Y4, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y4
+	VMOVDQU     Y4, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1080:
+noted1325:
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1324
+
+unusual1323:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161083
-	JA        fp321084
+	JE        fp161327
+	JA        fp321328
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -10104,18 +15950,53 @@ unusual1080:
 	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1087
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored1086
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1330
+	VPSUBW    (BX)(CX*2), Y3, Y4
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y5, Y5, Y5
+	VPADDW    pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW  pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW  Y5, Y6, Y6
+	VPCMPEQW  Y5, Y4, Y5
+	VPANDN    Y6, Y5, Y5
+	VPCMPGTW  patternffffffff<>+0(SB), Y4, Y4
+	VPAND     Y6, Y4, Y4
+	VPACKSSWB Y4, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPMOVMSKB Y5, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y6, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y4
+	VMOVDQU   Y4, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1087:
+noted1330:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1332
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1331
+
+ordinary1332:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored1086:
-	JMP done1085
+stored1331:
+	JMP done1329
 
-fp161083:
+fp161327:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -10124,42 +16005,77 @@ fp161083:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1089
-	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored1088
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1333
+	VPSUBW      (BX)(CX*2), Y4, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y3, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y3, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y6, Y3, Y3
+	VPACKSSWB   Y3, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1089:
+noted1333:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1335
+	VMOVNTDQ Y4, (BX)(CX*2)
+	JMP      stored1334
+
+ordinary1335:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored1088:
-	JMP done1085
+stored1334:
+	JMP done1329
 
-fp321084:
-done1085:
-stored1081:
+fp321328:
+done1329:
+stored1324:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1068:
+check1308:
 	CMPQ CX, R11
-	JB   next1067
+	JB   next1307
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1067
-	JMP  done1066
+	JB   next1307
+	JMP  done1306
 
-fp161064:
+fp161304:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1091
+	JMP  check1337
 
-next1090:
+next1336:
 	TESTQ   R9, R9
-	JEQ     kept1092
+	JEQ     kept1338
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y3
@@ -10177,7 +16093,7 @@ next1090:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1092:
+kept1338:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -10228,7 +16144,7 @@ kept1092:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1093
+	JNE         unusual1339
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -10243,15 +16159,50 @@ kept1092:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored1094
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1341
+	VPSUBW      (BX)(CX*2), Y3, Y4
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y4, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y4, Y4
+	VPAND       Y6, Y4, Y4
+	VPACKSSWB   Y4, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y4
+	VMOVDQU     Y4, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1093:
+noted1341:
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1340
+
+unusual1339:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161096
-	JA        fp321097
+	JE        fp161343
+	JA        fp321344
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -10266,18 +16217,53 @@ unusual1093:
 	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1100
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored1099
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1346
+	VPSUBW    (BX)(CX*2), Y3, Y4
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y5, Y5, Y5
+	VPADDW    pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW  pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW  Y5, Y6, Y6
+	VPCMPEQW  Y5, Y4, Y5
+	VPANDN    Y6, Y5, Y5
+	VPCMPGTW  patternffffffff<>+0(SB), Y4, Y4
+	VPAND     Y6, Y4, Y4
+	VPACKSSWB Y4, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPMOVMSKB Y5, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y6, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y4
+	VMOVDQU   Y4, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1100:
+noted1346:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1348
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1347
+
+ordinary1348:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored1099:
-	JMP done1098
+stored1347:
+	JMP done1345
 
-fp161096:
+fp161343:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -10286,20 +16272,55 @@ fp161096:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1102
-	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored1101
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1349
+	VPSUBW      (BX)(CX*2), Y4, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y3, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y3, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y6, Y3, Y3
+	VPACKSSWB   Y3, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1102:
+noted1349:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1351
+	VMOVNTDQ Y4, (BX)(CX*2)
+	JMP      stored1350
+
+ordinary1351:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored1101:
-	JMP done1098
+stored1350:
+	JMP done1345
 
-fp321097:
-done1098:
-stored1094:
+fp321344:
+done1345:
+stored1340:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -10352,7 +16373,7 @@ stored1094:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1103
+	JNE         unusual1352
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -10367,15 +16388,50 @@ stored1094:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored1104
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1354
+	VPSUBW      (BX)(CX*2), Y3, Y4
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y4, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y4, Y4
+	VPAND       Y6, Y4, Y4
+	VPACKSSWB   Y4, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y4
+	VMOVDQU     Y4, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1103:
+noted1354:
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1353
+
+unusual1352:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161106
-	JA        fp321107
+	JE        fp161356
+	JA        fp321357
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -10390,18 +16446,53 @@ unusual1103:
 	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1110
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored1109
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1359
+	VPSUBW    (BX)(CX*2), Y3, Y4
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y5, Y5, Y5
+	VPADDW    pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW  pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW  Y5, Y6, Y6
+	VPCMPEQW  Y5, Y4, Y5
+	VPANDN    Y6, Y5, Y5
+	VPCMPGTW  patternffffffff<>+0(SB), Y4, Y4
+	VPAND     Y6, Y4, Y4
+	VPACKSSWB Y4, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPMOVMSKB Y5, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y6, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y4
+	VMOVDQU   Y4, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1110:
+noted1359:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1361
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1360
+
+ordinary1361:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored1109:
-	JMP done1108
+stored1360:
+	JMP done1358
 
-fp161106:
+fp161356:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -10410,42 +16501,77 @@ fp161106:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1112
-	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored1111
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1362
+	VPSUBW      (BX)(CX*2), Y4, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y3, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y3, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y6, Y3, Y3
+	VPACKSSWB   Y3, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1112:
+noted1362:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1364
+	VMOVNTDQ Y4, (BX)(CX*2)
+	JMP      stored1363
+
+ordinary1364:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored1111:
-	JMP done1108
+stored1363:
+	JMP done1358
 
-fp321107:
-done1108:
-stored1104:
+fp321357:
+done1358:
+stored1353:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1091:
+check1337:
 	CMPQ CX, R11
-	JB   next1090
+	JB   next1336
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1090
-	JMP  done1066
+	JB   next1336
+	JMP  done1306
 
-fp321065:
+fp321305:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1114
+	JMP  check1366
 
-next1113:
+next1365:
 	TESTQ   R9, R9
-	JEQ     kept1115
+	JEQ     kept1367
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y3
@@ -10463,7 +16589,7 @@ next1113:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1115:
+kept1367:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -10514,7 +16640,7 @@ kept1115:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1116
+	JNE         unusual1368
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -10529,15 +16655,50 @@ kept1115:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored1117
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1370
+	VPSUBW      (BX)(CX*2), Y3, Y4
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y4, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y4, Y4
+	VPAND       Y6, Y4, Y4
+	VPACKSSWB   Y4, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y4
+	VMOVDQU     Y4, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1116:
+noted1370:
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1369
+
+unusual1368:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161119
-	JA        fp321120
+	JE        fp161372
+	JA        fp321373
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -10552,18 +16713,53 @@ unusual1116:
 	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1123
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored1122
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1375
+	VPSUBW    (BX)(CX*2), Y3, Y4
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y5, Y5, Y5
+	VPADDW    pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW  pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW  Y5, Y6, Y6
+	VPCMPEQW  Y5, Y4, Y5
+	VPANDN    Y6, Y5, Y5
+	VPCMPGTW  patternffffffff<>+0(SB), Y4, Y4
+	VPAND     Y6, Y4, Y4
+	VPACKSSWB Y4, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPMOVMSKB Y5, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y6, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y4
+	VMOVDQU   Y4, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1123:
+noted1375:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1377
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1376
+
+ordinary1377:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored1122:
-	JMP done1121
+stored1376:
+	JMP done1374
 
-fp161119:
+fp161372:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -10572,20 +16768,55 @@ fp161119:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1125
-	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored1124
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1378
+	VPSUBW      (BX)(CX*2), Y4, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y3, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y3, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y6, Y3, Y3
+	VPACKSSWB   Y3, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1125:
+noted1378:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1380
+	VMOVNTDQ Y4, (BX)(CX*2)
+	JMP      stored1379
+
+ordinary1380:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored1124:
-	JMP done1121
+stored1379:
+	JMP done1374
 
-fp321120:
-done1121:
-stored1117:
+fp321373:
+done1374:
+stored1369:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -10638,7 +16869,7 @@ stored1117:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1126
+	JNE         unusual1381
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -10653,15 +16884,50 @@ stored1117:
 	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
-	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored1127
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1383
+	VPSUBW      (BX)(CX*2), Y3, Y4
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y4, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y4, Y4
+	VPAND       Y6, Y4, Y4
+	VPACKSSWB   Y4, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y4
+	VMOVDQU     Y4, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1126:
+noted1383:
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1382
+
+unusual1381:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161129
-	JA        fp321130
+	JE        fp161385
+	JA        fp321386
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -10676,18 +16942,53 @@ unusual1126:
 	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1133
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored1132
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1388
+	VPSUBW    (BX)(CX*2), Y3, Y4
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y5, Y5, Y5
+	VPADDW    pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW  pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW  Y5, Y6, Y6
+	VPCMPEQW  Y5, Y4, Y5
+	VPANDN    Y6, Y5, Y5
+	VPCMPGTW  patternffffffff<>+0(SB), Y4, Y4
+	VPAND     Y6, Y4, Y4
+	VPACKSSWB Y4, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPMOVMSKB Y5, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y6, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y4
+	VMOVDQU   Y4, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1133:
+noted1388:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1390
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored1389
+
+ordinary1390:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored1132:
-	JMP done1131
+stored1389:
+	JMP done1387
 
-fp161129:
+fp161385:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -10696,33 +16997,68 @@ fp161129:
 	VCVTPS2PH   $0x00, Y5, X4
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1135
-	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored1134
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1391
+	VPSUBW      (BX)(CX*2), Y4, Y3
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y5, Y5, Y5
+	VPADDW      pattern00010001<>+0(SB), Y3, Y6
+	VPSUBUSW    pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW    Y5, Y6, Y6
+	VPCMPEQW    Y5, Y3, Y5
+	VPANDN      Y6, Y5, Y5
+	VPCMPGTW    patternffffffff<>+0(SB), Y3, Y3
+	VPAND       Y6, Y3, Y3
+	VPACKSSWB   Y3, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VPMOVMSKB   Y5, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y6, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y3
+	VMOVDQU     Y3, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1135:
+noted1391:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1393
+	VMOVNTDQ Y4, (BX)(CX*2)
+	JMP      stored1392
+
+ordinary1393:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored1134:
-	JMP done1131
+stored1392:
+	JMP done1387
 
-fp321130:
-done1131:
-stored1127:
+fp321386:
+done1387:
+stored1382:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1114:
+check1366:
 	CMPQ CX, R11
-	JB   next1113
+	JB   next1365
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1113
+	JB   next1365
 
-done1066:
-updated989:
+done1306:
+updated1211:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -10749,10 +17085,10 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DI
 	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned1136
+	JEQ     aligned1394
 	ORQ     $0x04, DI
 
-aligned1136:
+aligned1394:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Y0
@@ -10771,19 +17107,19 @@ aligned1136:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	TESTQ   R13, R13
-	JEQ     plain1137
+	JEQ     plain1395
 	CMPQ    CX, $0x01
-	JE      fp161140
-	JA      fp321141
+	JE      fp161398
+	JA      fp321399
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check1144
+	JMP     check1402
 
-next1143:
+next1401:
 	TESTQ   R9, R9
-	JEQ     kept1145
+	JEQ     kept1403
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -10801,7 +17137,7 @@ next1143:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1145:
+kept1403:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	MOVQ        a+0(FP), R13
@@ -10854,7 +17190,7 @@ kept1145:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1146
+	JNE         unusual1404
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -10869,15 +17205,50 @@ kept1145:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored1147
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1406
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1146:
+noted1406:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1405
+
+unusual1404:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161149
-	JA        fp321150
+	JE        fp161408
+	JA        fp321409
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -10892,18 +17263,53 @@ unusual1146:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1153
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored1152
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1411
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1153:
+noted1411:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1413
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1412
+
+ordinary1413:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored1152:
-	JMP done1151
+stored1412:
+	JMP done1410
 
-fp161149:
+fp161408:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -10912,20 +17318,55 @@ fp161149:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1155
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored1154
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1414
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1155:
+noted1414:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1416
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1415
+
+ordinary1416:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored1154:
-	JMP done1151
+stored1415:
+	JMP done1410
 
-fp321150:
-done1151:
-stored1147:
+fp321409:
+done1410:
+stored1405:
 	MOVQ        a+0(FP), R13
 	MOVQ        40(R13), R13
 	VMOVDQU     64(R13), Y5
@@ -10989,7 +17430,7 @@ stored1147:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1156
+	JNE         unusual1417
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -11004,15 +17445,50 @@ stored1147:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored1157
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1419
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1156:
+noted1419:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1418
+
+unusual1417:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161159
-	JA        fp321160
+	JE        fp161421
+	JA        fp321422
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -11027,18 +17503,53 @@ unusual1156:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1163
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored1162
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1424
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1163:
+noted1424:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1426
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1425
+
+ordinary1426:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored1162:
-	JMP done1161
+stored1425:
+	JMP done1423
 
-fp161159:
+fp161421:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -11047,20 +17558,55 @@ fp161159:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1165
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored1164
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1427
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1165:
+noted1427:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1429
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1428
+
+ordinary1429:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored1164:
-	JMP done1161
+stored1428:
+	JMP done1423
 
-fp321160:
-done1161:
-stored1157:
+fp321422:
+done1423:
+stored1418:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y5
@@ -11073,25 +17619,25 @@ stored1157:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check1144:
+check1402:
 	CMPQ CX, R11
-	JB   next1143
+	JB   next1401
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1143
-	JMP  done1142
+	JB   next1401
+	JMP  done1400
 
-fp161140:
+fp161398:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1167
+	JMP  check1431
 
-next1166:
+next1430:
 	TESTQ   R9, R9
-	JEQ     kept1168
+	JEQ     kept1432
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -11109,7 +17655,7 @@ next1166:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1168:
+kept1432:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	MOVQ        a+0(FP), R13
@@ -11165,7 +17711,7 @@ kept1168:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1169
+	JNE         unusual1433
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -11180,15 +17726,50 @@ kept1168:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored1170
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1435
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1169:
+noted1435:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1434
+
+unusual1433:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161172
-	JA        fp321173
+	JE        fp161437
+	JA        fp321438
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -11203,18 +17784,53 @@ unusual1169:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1176
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored1175
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1440
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1176:
+noted1440:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1442
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1441
+
+ordinary1442:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored1175:
-	JMP done1174
+stored1441:
+	JMP done1439
 
-fp161172:
+fp161437:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -11223,20 +17839,55 @@ fp161172:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1178
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored1177
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1443
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1178:
+noted1443:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1445
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1444
+
+ordinary1445:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored1177:
-	JMP done1174
+stored1444:
+	JMP done1439
 
-fp321173:
-done1174:
-stored1170:
+fp321438:
+done1439:
+stored1434:
 	MOVQ        a+0(FP), R13
 	MOVQ        40(R13), R13
 	VMOVDQU     64(R13), Y5
@@ -11303,7 +17954,7 @@ stored1170:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1179
+	JNE         unusual1446
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -11318,15 +17969,50 @@ stored1170:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored1180
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1448
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1179:
+noted1448:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1447
+
+unusual1446:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161182
-	JA        fp321183
+	JE        fp161450
+	JA        fp321451
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -11341,18 +18027,53 @@ unusual1179:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1186
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored1185
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1453
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1186:
+noted1453:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1455
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1454
+
+ordinary1455:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored1185:
-	JMP done1184
+stored1454:
+	JMP done1452
 
-fp161182:
+fp161450:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -11361,20 +18082,55 @@ fp161182:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1188
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored1187
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1456
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1188:
+noted1456:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1458
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1457
+
+ordinary1458:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored1187:
-	JMP done1184
+stored1457:
+	JMP done1452
 
-fp321183:
-done1184:
-stored1180:
+fp321451:
+done1452:
+stored1447:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y5
@@ -11387,25 +18143,25 @@ stored1180:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check1167:
+check1431:
 	CMPQ CX, R11
-	JB   next1166
+	JB   next1430
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1166
-	JMP  done1142
+	JB   next1430
+	JMP  done1400
 
-fp321141:
+fp321399:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1190
+	JMP  check1460
 
-next1189:
+next1459:
 	TESTQ   R9, R9
-	JEQ     kept1191
+	JEQ     kept1461
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -11423,7 +18179,7 @@ next1189:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1191:
+kept1461:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	MOVQ        a+0(FP), R13
@@ -11479,7 +18235,7 @@ kept1191:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1192
+	JNE         unusual1462
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -11494,15 +18250,50 @@ kept1191:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored1193
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1464
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1192:
+noted1464:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1463
+
+unusual1462:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161195
-	JA        fp321196
+	JE        fp161466
+	JA        fp321467
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -11517,18 +18308,53 @@ unusual1192:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1199
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored1198
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1469
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1199:
+noted1469:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1471
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1470
+
+ordinary1471:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored1198:
-	JMP done1197
+stored1470:
+	JMP done1468
 
-fp161195:
+fp161466:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -11537,20 +18363,55 @@ fp161195:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1201
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored1200
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1472
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1201:
+noted1472:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1474
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1473
+
+ordinary1474:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored1200:
-	JMP done1197
+stored1473:
+	JMP done1468
 
-fp321196:
-done1197:
-stored1193:
+fp321467:
+done1468:
+stored1463:
 	MOVQ        a+0(FP), R13
 	MOVQ        40(R13), R13
 	VMOVDQU     64(R13), Y5
@@ -11617,7 +18478,7 @@ stored1193:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1202
+	JNE         unusual1475
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -11632,15 +18493,50 @@ stored1193:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored1203
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1477
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1202:
+noted1477:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1476
+
+unusual1475:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161205
-	JA        fp321206
+	JE        fp161479
+	JA        fp321480
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -11655,18 +18551,53 @@ unusual1202:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1209
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored1208
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1482
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1209:
+noted1482:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1484
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1483
+
+ordinary1484:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored1208:
-	JMP done1207
+stored1483:
+	JMP done1481
 
-fp161205:
+fp161479:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -11675,20 +18606,55 @@ fp161205:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1211
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored1210
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1485
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1211:
+noted1485:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1487
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1486
+
+ordinary1487:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored1210:
-	JMP done1207
+stored1486:
+	JMP done1481
 
-fp321206:
-done1207:
-stored1203:
+fp321480:
+done1481:
+stored1476:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	VMOVDQU 64(R13), Y5
@@ -11701,30 +18667,30 @@ stored1203:
 	ADDQ    $0x00000010, CX
 	ADDQ    $0x00000010, R12
 
-check1190:
+check1460:
 	CMPQ CX, R11
-	JB   next1189
+	JB   next1459
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1189
+	JB   next1459
 
-done1142:
-	JMP updated1138
+done1400:
+	JMP updated1396
 
-plain1137:
+plain1395:
 	CMPQ CX, $0x01
-	JE   fp161213
-	JA   fp321214
+	JE   fp161489
+	JA   fp321490
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1217
+	JMP  check1493
 
-next1216:
+next1492:
 	TESTQ   R9, R9
-	JEQ     kept1218
+	JEQ     kept1494
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -11742,7 +18708,7 @@ next1216:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1218:
+kept1494:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -11786,7 +18752,7 @@ kept1218:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1219
+	JNE         unusual1495
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -11801,15 +18767,50 @@ kept1218:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored1220
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1497
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1219:
+noted1497:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1496
+
+unusual1495:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161222
-	JA        fp321223
+	JE        fp161499
+	JA        fp321500
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -11824,18 +18825,53 @@ unusual1219:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1226
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored1225
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1502
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1226:
+noted1502:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1504
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1503
+
+ordinary1504:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored1225:
-	JMP done1224
+stored1503:
+	JMP done1501
 
-fp161222:
+fp161499:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -11844,20 +18880,55 @@ fp161222:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1228
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored1227
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1505
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1228:
+noted1505:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1507
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1506
+
+ordinary1507:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored1227:
-	JMP done1224
+stored1506:
+	JMP done1501
 
-fp321223:
-done1224:
-stored1220:
+fp321500:
+done1501:
+stored1496:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -11903,7 +18974,7 @@ stored1220:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1229
+	JNE         unusual1508
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -11918,15 +18989,50 @@ stored1220:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored1230
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1510
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1229:
+noted1510:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1509
+
+unusual1508:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161232
-	JA        fp321233
+	JE        fp161512
+	JA        fp321513
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -11941,18 +19047,53 @@ unusual1229:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1236
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored1235
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1515
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1236:
+noted1515:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1517
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1516
+
+ordinary1517:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored1235:
-	JMP done1234
+stored1516:
+	JMP done1514
 
-fp161232:
+fp161512:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -11961,42 +19102,77 @@ fp161232:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1238
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored1237
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1518
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1238:
+noted1518:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1520
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1519
+
+ordinary1520:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored1237:
-	JMP done1234
+stored1519:
+	JMP done1514
 
-fp321233:
-done1234:
-stored1230:
+fp321513:
+done1514:
+stored1509:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1217:
+check1493:
 	CMPQ CX, R11
-	JB   next1216
+	JB   next1492
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1216
-	JMP  done1215
+	JB   next1492
+	JMP  done1491
 
-fp161213:
+fp161489:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1240
+	JMP  check1522
 
-next1239:
+next1521:
 	TESTQ   R9, R9
-	JEQ     kept1241
+	JEQ     kept1523
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -12014,7 +19190,7 @@ next1239:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1241:
+kept1523:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -12061,7 +19237,7 @@ kept1241:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1242
+	JNE         unusual1524
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -12076,15 +19252,50 @@ kept1241:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored1243
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1526
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1242:
+noted1526:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1525
+
+unusual1524:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161245
-	JA        fp321246
+	JE        fp161528
+	JA        fp321529
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -12099,18 +19310,53 @@ unusual1242:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1249
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored1248
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1531
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1249:
+noted1531:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1533
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1532
+
+ordinary1533:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored1248:
-	JMP done1247
+stored1532:
+	JMP done1530
 
-fp161245:
+fp161528:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -12119,20 +19365,55 @@ fp161245:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1251
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored1250
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1534
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1251:
+noted1534:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1536
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1535
+
+ordinary1536:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored1250:
-	JMP done1247
+stored1535:
+	JMP done1530
 
-fp321246:
-done1247:
-stored1243:
+fp321529:
+done1530:
+stored1525:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -12181,7 +19462,7 @@ stored1243:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1252
+	JNE         unusual1537
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -12196,15 +19477,50 @@ stored1243:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored1253
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1539
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1252:
+noted1539:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1538
+
+unusual1537:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161255
-	JA        fp321256
+	JE        fp161541
+	JA        fp321542
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -12219,18 +19535,53 @@ unusual1252:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1259
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored1258
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1544
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1259:
+noted1544:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1546
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1545
+
+ordinary1546:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored1258:
-	JMP done1257
+stored1545:
+	JMP done1543
 
-fp161255:
+fp161541:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -12239,42 +19590,77 @@ fp161255:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1261
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored1260
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1547
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1261:
+noted1547:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1549
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1548
+
+ordinary1549:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored1260:
-	JMP done1257
+stored1548:
+	JMP done1543
 
-fp321256:
-done1257:
-stored1253:
+fp321542:
+done1543:
+stored1538:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1240:
+check1522:
 	CMPQ CX, R11
-	JB   next1239
+	JB   next1521
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1239
-	JMP  done1215
+	JB   next1521
+	JMP  done1491
 
-fp321214:
+fp321490:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1263
+	JMP  check1551
 
-next1262:
+next1550:
 	TESTQ   R9, R9
-	JEQ     kept1264
+	JEQ     kept1552
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -12292,7 +19678,7 @@ next1262:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1264:
+kept1552:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -12339,7 +19725,7 @@ kept1264:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1265
+	JNE         unusual1553
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -12354,15 +19740,50 @@ kept1264:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored1266
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1555
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1265:
+noted1555:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1554
+
+unusual1553:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161268
-	JA        fp321269
+	JE        fp161557
+	JA        fp321558
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -12377,18 +19798,53 @@ unusual1265:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1272
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored1271
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1560
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1272:
+noted1560:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1562
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1561
+
+ordinary1562:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored1271:
-	JMP done1270
+stored1561:
+	JMP done1559
 
-fp161268:
+fp161557:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -12397,20 +19853,55 @@ fp161268:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1274
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored1273
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1563
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1274:
+noted1563:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1565
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1564
+
+ordinary1565:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored1273:
-	JMP done1270
+stored1564:
+	JMP done1559
 
-fp321269:
-done1270:
-stored1266:
+fp321558:
+done1559:
+stored1554:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -12459,7 +19950,7 @@ stored1266:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1275
+	JNE         unusual1566
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -12474,15 +19965,50 @@ stored1266:
 	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
-	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored1276
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1568
+	VPSUBW      (BX)(CX*2), Y5, Y6
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y6, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y6, Y6
+	VPAND       Y8, Y6, Y6
+	VPACKSSWB   Y6, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y6
+	VMOVDQU     Y6, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual1275:
+noted1568:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1567
+
+unusual1566:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161278
-	JA        fp321279
+	JE        fp161570
+	JA        fp321571
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -12497,18 +20023,53 @@ unusual1275:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1282
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored1281
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1573
+	VPSUBW    (BX)(CX*2), Y5, Y6
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(CX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1282:
+noted1573:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1575
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1574
+
+ordinary1575:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored1281:
-	JMP done1280
+stored1574:
+	JMP done1572
 
-fp161278:
+fp161570:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -12517,33 +20078,68 @@ fp161278:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1284
-	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored1283
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1576
+	VPSUBW      (BX)(CX*2), Y6, Y5
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1284:
+noted1576:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1578
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored1577
+
+ordinary1578:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored1283:
-	JMP done1280
+stored1577:
+	JMP done1572
 
-fp321279:
-done1280:
-stored1276:
+fp321571:
+done1572:
+stored1567:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1263:
+check1551:
 	CMPQ CX, R11
-	JB   next1262
+	JB   next1550
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1262
+	JB   next1550
 
-done1215:
-updated1138:
+done1491:
+updated1396:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -12569,15 +20165,15 @@ TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp161286
-	JA    fp321287
+	JE    fp161580
+	JA    fp321581
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check1290
+	JMP   check1584
 
-next1289:
+next1583:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -12589,36 +20185,36 @@ next1289:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1291
+	JEQ        written1585
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1292
+	JNE        unaligned1586
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1291
+	JMP        written1585
 
-unaligned1292:
+unaligned1586:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1291:
+written1585:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1290:
+check1584:
 	CMPQ DX, R8
-	JB   next1289
+	JB   next1583
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1289
-	JMP  done1288
+	JB   next1583
+	JMP  done1582
 
-fp161286:
+fp161580:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1294
+	JMP  check1588
 
-next1293:
+next1587:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -12630,36 +20226,36 @@ next1293:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1295
+	JEQ        written1589
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1296
+	JNE        unaligned1590
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1295
+	JMP        written1589
 
-unaligned1296:
+unaligned1590:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1295:
+written1589:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1294:
+check1588:
 	CMPQ DX, R8
-	JB   next1293
+	JB   next1587
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1293
-	JMP  done1288
+	JB   next1587
+	JMP  done1582
 
-fp321287:
+fp321581:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1298
+	JMP  check1592
 
-next1297:
+next1591:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -12672,28 +20268,28 @@ next1297:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1299
+	JEQ        written1593
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1300
+	JNE        unaligned1594
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1299
+	JMP        written1593
 
-unaligned1300:
+unaligned1594:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1299:
+written1593:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1298:
+check1592:
 	CMPQ DX, R8
-	JB   next1297
+	JB   next1591
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1297
+	JB   next1591
 
-done1288:
+done1582:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -12720,15 +20316,15 @@ TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp161302
-	JA    fp321303
+	JE    fp161596
+	JA    fp321597
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check1306
+	JMP   check1600
 
-next1305:
+next1599:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -12743,36 +20339,36 @@ next1305:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1307
+	JEQ        written1601
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1308
+	JNE        unaligned1602
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1307
+	JMP        written1601
 
-unaligned1308:
+unaligned1602:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1307:
+written1601:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1306:
+check1600:
 	CMPQ DX, R9
-	JB   next1305
+	JB   next1599
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1305
-	JMP  done1304
+	JB   next1599
+	JMP  done1598
 
-fp161302:
+fp161596:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1310
+	JMP  check1604
 
-next1309:
+next1603:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -12787,36 +20383,36 @@ next1309:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1311
+	JEQ        written1605
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1312
+	JNE        unaligned1606
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1311
+	JMP        written1605
 
-unaligned1312:
+unaligned1606:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1311:
+written1605:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1310:
+check1604:
 	CMPQ DX, R9
-	JB   next1309
+	JB   next1603
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1309
-	JMP  done1304
+	JB   next1603
+	JMP  done1598
 
-fp321303:
+fp321597:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1314
+	JMP  check1608
 
-next1313:
+next1607:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -12832,28 +20428,28 @@ next1313:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1315
+	JEQ        written1609
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1316
+	JNE        unaligned1610
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1315
+	JMP        written1609
 
-unaligned1316:
+unaligned1610:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1315:
+written1609:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1314:
+check1608:
 	CMPQ DX, R9
-	JB   next1313
+	JB   next1607
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1313
+	JB   next1607
 
-done1304:
+done1598:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -12930,10 +20526,10 @@ TEXT ·adamFP32INT8AVX2(SB), $5472-8
 	MOVQ    a+0(FP), AX
 	MOVQ    64(AX), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned1317
+	JEQ     aligned1611
 	ORQ     $0x04, DI
 
-aligned1317:
+aligned1611:
 	MOVQ a+0(FP), AX
 	MOVQ 136(AX), R8
 	MOVQ a+0(FP), AX
@@ -12945,12 +20541,12 @@ aligned1317:
 	MOVQ a+0(FP), AX
 	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
-	JE   fp161319
-	JA   fp321320
+	JE   fp161613
+	JA   fp321614
 
-block1322:
+block1616:
 	TESTQ   R11, R11
-	JEQ     kept1325
+	JEQ     kept1619
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -12959,7 +20555,7 @@ block1322:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1325:
+kept1619:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -12977,9 +20573,9 @@ kept1325:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile1323:
+tile1617:
 	TESTQ   R11, R11
-	JEQ     kept1326
+	JEQ     kept1620
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*4), Y5
@@ -12997,7 +20593,7 @@ tile1323:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R11)
 
-kept1326:
+kept1620:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -13095,7 +20691,7 @@ kept1326:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual1327
+	JNE            unusual1621
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -13110,15 +20706,50 @@ kept1326:
 	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
-	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored1328
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted1623
+	VPSUBW         (BX)(AX*2), Y5, Y6
+	MOVQ           AX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y7, Y7, Y7
+	VPADDW         pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW       pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW       Y7, Y8, Y8
+	VPCMPEQW       Y7, Y6, Y7
+	VPANDN         Y8, Y7, Y7
+	VPCMPGTW       patternffffffff<>+0(SB), Y6, Y6
+	VPAND          Y8, Y6, Y6
+	VPACKSSWB      Y6, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VPMOVMSKB      Y7, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y8, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (BX)(AX*2), Y6
+	VMOVDQU        Y6, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-unusual1327:
+noted1623:
+	VMOVNTDQ Y5, (BX)(AX*2)
+	JMP      stored1622
+
+unusual1621:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161330
-	JA        fp321331
+	JE        fp161625
+	JA        fp321626
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -13133,18 +20764,53 @@ unusual1327:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1334
-	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored1333
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1628
+	VPSUBW    (BX)(AX*2), Y5, Y6
+	MOVQ      AX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(AX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1334:
+noted1628:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1630
+	VMOVNTDQ Y5, (BX)(AX*2)
+	JMP      stored1629
+
+ordinary1630:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored1333:
-	JMP done1332
+stored1629:
+	JMP done1627
 
-fp161330:
+fp161625:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -13153,20 +20819,55 @@ fp161330:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1336
-	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored1335
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1631
+	VPSUBW      (BX)(AX*2), Y6, Y5
+	MOVQ        AX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(AX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1336:
+noted1631:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1633
+	VMOVNTDQ Y6, (BX)(AX*2)
+	JMP      stored1632
+
+ordinary1633:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored1335:
-	JMP done1332
+stored1632:
+	JMP done1627
 
-fp321331:
-done1332:
-stored1328:
+fp321626:
+done1627:
+stored1622:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -13257,7 +20958,7 @@ stored1328:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual1337
+	JNE            unusual1634
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -13272,15 +20973,50 @@ stored1328:
 	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
-	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored1338
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1636
+	VPSUBW         (BX)(AX*2), Y5, Y6
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y7, Y7, Y7
+	VPADDW         pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW       pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW       Y7, Y8, Y8
+	VPCMPEQW       Y7, Y6, Y7
+	VPANDN         Y8, Y7, Y7
+	VPCMPGTW       patternffffffff<>+0(SB), Y6, Y6
+	VPAND          Y8, Y6, Y6
+	VPACKSSWB      Y6, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VPMOVMSKB      Y7, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y8, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(AX*2), Y6
+	VMOVDQU        Y6, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-unusual1337:
+noted1636:
+	VMOVNTDQ Y5, (BX)(AX*2)
+	JMP      stored1635
+
+unusual1634:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161340
-	JA        fp321341
+	JE        fp161638
+	JA        fp321639
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -13295,18 +21031,53 @@ unusual1337:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1344
-	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored1343
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted1641
+	VPSUBW    (BX)(AX*2), Y5, Y6
+	MOVQ      AX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R13
+	XORL      $0xffff0000, R13
+	MOVL      R13, (R12)
+	VPMOVMSKB Y8, R13
+	CMPL      R13, $-1
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU   (BX)(AX*2), Y6
+	VMOVDQU   Y6, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary1344:
+noted1641:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1643
+	VMOVNTDQ Y5, (BX)(AX*2)
+	JMP      stored1642
+
+ordinary1643:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored1343:
-	JMP done1342
+stored1642:
+	JMP done1640
 
-fp161340:
+fp161638:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -13315,33 +21086,68 @@ fp161340:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1346
-	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored1345
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1644
+	VPSUBW      (BX)(AX*2), Y6, Y5
+	MOVQ        AX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y8, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(AX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-ordinary1346:
+noted1644:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1646
+	VMOVNTDQ Y6, (BX)(AX*2)
+	JMP      stored1645
+
+ordinary1646:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored1345:
-	JMP done1342
+stored1645:
+	JMP done1640
 
-fp321341:
-done1342:
-stored1338:
+fp321639:
+done1640:
+stored1635:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1323
+	JNE   tile1617
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  24(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
-	JBE   encoded1324
+	JBE   encoded1618
 	SUBQ  $0x00000100, AX
 
-tile1347:
+tile1647:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -13426,9 +21232,9 @@ tile1347:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile1347
+	JNE         tile1647
 
-encoded1324:
+encoded1618:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -13555,13 +21361,13 @@ encoded1324:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1322
-	JMP          done1321
+	JB           block1616
+	JMP          done1615
 
-fp161319:
-block1348:
+fp161613:
+block1648:
 	TESTQ   R11, R11
-	JEQ     kept1351
+	JEQ     kept1651
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -13570,7 +21376,7 @@ block1348:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1351:
+kept1651:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -13588,9 +21394,9 @@ kept1351:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile1349:
+tile1649:
 	TESTQ   R11, R11
-	JEQ     kept1352
+	JEQ     kept1652
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*4), Y5
@@ -13608,7 +21414,7 @@ tile1349:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R11)
 
-kept1352:
+kept1652:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -13709,7 +21515,7 @@ kept1352:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual1353
+	JNE            unusual1653
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -13724,15 +21530,50 @@ kept1352:
 	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
-	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored1354
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted1655
+	VPSUBW         (BX)(AX*2), Y5, Y6
+	MOVQ           AX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y7, Y7, Y7
+	VPADDW         pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW       pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW       Y7, Y8, Y8
+	VPCMPEQW       Y7, Y6, Y7
+	VPANDN         Y8, Y7, Y7
+	VPCMPGTW       patternffffffff<>+0(SB), Y6, Y6
+	VPAND          Y8, Y6, Y6
+	VPACKSSWB      Y6, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VPMOVMSKB      Y7, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y8, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (BX)(AX*2), Y6
+	VMOVDQU        Y6, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-unusual1353:
+noted1655:
+	VMOVNTDQ Y5, (BX)(AX*2)
+	JMP      stored1654
+
+unusual1653:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161356
-	JA        fp321357
+	JE        fp161657
+	JA        fp321658
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -13747,18 +21588,53 @@ unusual1353:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1360
-	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored1359
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1660
+	VPSUBW    (BX)(AX*2), Y5, Y6
+	MOVQ      AX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(AX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1360:
+noted1660:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1662
+	VMOVNTDQ Y5, (BX)(AX*2)
+	JMP      stored1661
+
+ordinary1662:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored1359:
-	JMP done1358
+stored1661:
+	JMP done1659
 
-fp161356:
+fp161657:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -13767,20 +21643,55 @@ fp161356:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1362
-	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored1361
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1663
+	VPSUBW      (BX)(AX*2), Y6, Y5
+	MOVQ        AX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(AX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1362:
+noted1663:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1665
+	VMOVNTDQ Y6, (BX)(AX*2)
+	JMP      stored1664
+
+ordinary1665:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored1361:
-	JMP done1358
+stored1664:
+	JMP done1659
 
-fp321357:
-done1358:
-stored1354:
+fp321658:
+done1659:
+stored1654:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -13874,7 +21785,7 @@ stored1354:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual1363
+	JNE            unusual1666
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -13889,15 +21800,50 @@ stored1354:
 	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
-	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored1364
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1668
+	VPSUBW         (BX)(AX*2), Y5, Y6
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y7, Y7, Y7
+	VPADDW         pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW       pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW       Y7, Y8, Y8
+	VPCMPEQW       Y7, Y6, Y7
+	VPANDN         Y8, Y7, Y7
+	VPCMPGTW       patternffffffff<>+0(SB), Y6, Y6
+	VPAND          Y8, Y6, Y6
+	VPACKSSWB      Y6, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VPMOVMSKB      Y7, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y8, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(AX*2), Y6
+	VMOVDQU        Y6, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-unusual1363:
+noted1668:
+	VMOVNTDQ Y5, (BX)(AX*2)
+	JMP      stored1667
+
+unusual1666:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161366
-	JA        fp321367
+	JE        fp161670
+	JA        fp321671
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -13912,18 +21858,53 @@ unusual1363:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1370
-	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored1369
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted1673
+	VPSUBW    (BX)(AX*2), Y5, Y6
+	MOVQ      AX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R13
+	XORL      $0xffff0000, R13
+	MOVL      R13, (R12)
+	VPMOVMSKB Y8, R13
+	CMPL      R13, $-1
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU   (BX)(AX*2), Y6
+	VMOVDQU   Y6, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary1370:
+noted1673:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1675
+	VMOVNTDQ Y5, (BX)(AX*2)
+	JMP      stored1674
+
+ordinary1675:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored1369:
-	JMP done1368
+stored1674:
+	JMP done1672
 
-fp161366:
+fp161670:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -13932,33 +21913,68 @@ fp161366:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1372
-	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored1371
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1676
+	VPSUBW      (BX)(AX*2), Y6, Y5
+	MOVQ        AX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y8, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(AX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-ordinary1372:
+noted1676:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1678
+	VMOVNTDQ Y6, (BX)(AX*2)
+	JMP      stored1677
+
+ordinary1678:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored1371:
-	JMP done1368
+stored1677:
+	JMP done1672
 
-fp321367:
-done1368:
-stored1364:
+fp321671:
+done1672:
+stored1667:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1349
+	JNE   tile1649
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  24(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
-	JBE   encoded1350
+	JBE   encoded1650
 	SUBQ  $0x00000100, AX
 
-tile1373:
+tile1679:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -14043,9 +22059,9 @@ tile1373:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile1373
+	JNE         tile1679
 
-encoded1350:
+encoded1650:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -14172,13 +22188,13 @@ encoded1350:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1348
-	JMP          done1321
+	JB           block1648
+	JMP          done1615
 
-fp321320:
-block1374:
+fp321614:
+block1680:
 	TESTQ   R11, R11
-	JEQ     kept1377
+	JEQ     kept1683
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -14187,7 +22203,7 @@ block1374:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1377:
+kept1683:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -14205,9 +22221,9 @@ kept1377:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile1375:
+tile1681:
 	TESTQ   R11, R11
-	JEQ     kept1378
+	JEQ     kept1684
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*4), Y5
@@ -14225,7 +22241,7 @@ tile1375:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R11)
 
-kept1378:
+kept1684:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -14326,7 +22342,7 @@ kept1378:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual1379
+	JNE            unusual1685
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -14341,15 +22357,50 @@ kept1378:
 	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
-	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored1380
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted1687
+	VPSUBW         (BX)(AX*2), Y5, Y6
+	MOVQ           AX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y7, Y7, Y7
+	VPADDW         pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW       pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW       Y7, Y8, Y8
+	VPCMPEQW       Y7, Y6, Y7
+	VPANDN         Y8, Y7, Y7
+	VPCMPGTW       patternffffffff<>+0(SB), Y6, Y6
+	VPAND          Y8, Y6, Y6
+	VPACKSSWB      Y6, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VPMOVMSKB      Y7, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y8, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (BX)(AX*2), Y6
+	VMOVDQU        Y6, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-unusual1379:
+noted1687:
+	VMOVNTDQ Y5, (BX)(AX*2)
+	JMP      stored1686
+
+unusual1685:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161382
-	JA        fp321383
+	JE        fp161689
+	JA        fp321690
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -14364,18 +22415,53 @@ unusual1379:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1386
-	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored1385
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted1692
+	VPSUBW    (BX)(AX*2), Y5, Y6
+	MOVQ      AX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R14
+	XORL      $0xffff0000, R14
+	MOVL      R14, (R13)
+	VPMOVMSKB Y8, R14
+	CMPL      R14, $-1
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU   (BX)(AX*2), Y6
+	VMOVDQU   Y6, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary1386:
+noted1692:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1694
+	VMOVNTDQ Y5, (BX)(AX*2)
+	JMP      stored1693
+
+ordinary1694:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored1385:
-	JMP done1384
+stored1693:
+	JMP done1691
 
-fp161382:
+fp161689:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -14384,20 +22470,55 @@ fp161382:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1388
-	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored1387
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1695
+	VPSUBW      (BX)(AX*2), Y6, Y5
+	MOVQ        AX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y8, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(AX*2), Y5
+	VMOVDQU     Y5, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-ordinary1388:
+noted1695:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1697
+	VMOVNTDQ Y6, (BX)(AX*2)
+	JMP      stored1696
+
+ordinary1697:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored1387:
-	JMP done1384
+stored1696:
+	JMP done1691
 
-fp321383:
-done1384:
-stored1380:
+fp321690:
+done1691:
+stored1686:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -14491,7 +22612,7 @@ stored1380:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual1389
+	JNE            unusual1698
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -14506,15 +22627,50 @@ stored1380:
 	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
-	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored1390
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1700
+	VPSUBW         (BX)(AX*2), Y5, Y6
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y7, Y7, Y7
+	VPADDW         pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW       pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW       Y7, Y8, Y8
+	VPCMPEQW       Y7, Y6, Y7
+	VPANDN         Y8, Y7, Y7
+	VPCMPGTW       patternffffffff<>+0(SB), Y6, Y6
+	VPAND          Y8, Y6, Y6
+	VPACKSSWB      Y6, Y7, Y7
+	VPERMQ         $0xd8, Y7, Y7
+	VPMOVMSKB      Y7, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y8, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(AX*2), Y6
+	VMOVDQU        Y6, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-unusual1389:
+noted1700:
+	VMOVNTDQ Y5, (BX)(AX*2)
+	JMP      stored1699
+
+unusual1698:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161392
-	JA        fp321393
+	JE        fp161702
+	JA        fp321703
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -14529,18 +22685,53 @@ unusual1389:
 	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary1396
-	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored1395
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted1705
+	VPSUBW    (BX)(AX*2), Y5, Y6
+	MOVQ      AX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPXOR     Y7, Y7, Y7
+	VPADDW    pattern00010001<>+0(SB), Y6, Y8
+	VPSUBUSW  pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW  Y7, Y8, Y8
+	VPCMPEQW  Y7, Y6, Y7
+	VPANDN    Y8, Y7, Y7
+	VPCMPGTW  patternffffffff<>+0(SB), Y6, Y6
+	VPAND     Y8, Y6, Y6
+	VPACKSSWB Y6, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R13
+	XORL      $0xffff0000, R13
+	MOVL      R13, (R12)
+	VPMOVMSKB Y8, R13
+	CMPL      R13, $-1
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU   (BX)(AX*2), Y6
+	VMOVDQU   Y6, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary1396:
+noted1705:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1707
+	VMOVNTDQ Y5, (BX)(AX*2)
+	JMP      stored1706
+
+ordinary1707:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored1395:
-	JMP done1394
+stored1706:
+	JMP done1704
 
-fp161392:
+fp161702:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -14549,33 +22740,68 @@ fp161392:
 	VCVTPS2PH   $0x00, Y7, X6
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
-	TESTQ       $0x00000004, DI
-	JNE         ordinary1398
-	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored1397
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1708
+	VPSUBW      (BX)(AX*2), Y6, Y5
+	MOVQ        AX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y8, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(AX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-ordinary1398:
+noted1708:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1710
+	VMOVNTDQ Y6, (BX)(AX*2)
+	JMP      stored1709
+
+ordinary1710:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored1397:
-	JMP done1394
+stored1709:
+	JMP done1704
 
-fp321393:
-done1394:
-stored1390:
+fp321703:
+done1704:
+stored1699:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1375
+	JNE   tile1681
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  24(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
-	JBE   encoded1376
+	JBE   encoded1682
 	SUBQ  $0x00000100, AX
 
-tile1399:
+tile1711:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -14660,9 +22886,9 @@ tile1399:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile1399
+	JNE         tile1711
 
-encoded1376:
+encoded1682:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -14789,10 +23015,10 @@ encoded1376:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1374
+	JB           block1680
 
-done1321:
-tile1400:
+done1615:
+tile1712:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -14877,7 +23103,7 @@ tile1400:
 	VMOVDQU     Y2, -288(R10)(AX*1)
 	VMOVDQU     Y5, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile1400
+	JNE         tile1712
 	SFENCE
 	LDMXCSR     (SP)
 	VZEROUPPER
@@ -14907,15 +23133,15 @@ TEXT ·trafficFP322xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp161402
-	JA    fp321403
+	JE    fp161714
+	JA    fp321715
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R11
 	MOVQ  16(R11), R11
 	ADDQ  DX, R11
-	JMP   check1406
+	JMP   check1718
 
-next1405:
+next1717:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -14930,44 +23156,44 @@ next1405:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1407
+	JNE        within1719
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1407:
+within1719:
 	TESTQ    AX, AX
-	JEQ      written1408
+	JEQ      written1720
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1409
+	JNE      unaligned1721
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1408
+	JMP      written1720
 
-unaligned1409:
+unaligned1721:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1408:
+written1720:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1406:
+check1718:
 	CMPQ DX, R10
-	JB   next1405
+	JB   next1717
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1405
-	JMP  done1404
+	JB   next1717
+	JMP  done1716
 
-fp161402:
+fp161714:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1411
+	JMP  check1723
 
-next1410:
+next1722:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -14982,44 +23208,44 @@ next1410:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1412
+	JNE        within1724
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1412:
+within1724:
 	TESTQ    AX, AX
-	JEQ      written1413
+	JEQ      written1725
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1414
+	JNE      unaligned1726
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1413
+	JMP      written1725
 
-unaligned1414:
+unaligned1726:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1413:
+written1725:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1411:
+check1723:
 	CMPQ DX, R10
-	JB   next1410
+	JB   next1722
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1410
-	JMP  done1404
+	JB   next1722
+	JMP  done1716
 
-fp321403:
+fp321715:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1416
+	JMP  check1728
 
-next1415:
+next1727:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -15035,36 +23261,36 @@ next1415:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1417
+	JNE        within1729
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1417:
+within1729:
 	TESTQ    AX, AX
-	JEQ      written1418
+	JEQ      written1730
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1419
+	JNE      unaligned1731
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1418
+	JMP      written1730
 
-unaligned1419:
+unaligned1731:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1418:
+written1730:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1416:
+check1728:
 	CMPQ DX, R10
-	JB   next1415
+	JB   next1727
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1415
+	JB   next1727
 
-done1404:
+done1716:
 	SFENCE
 	VZEROUPPER
 	RET

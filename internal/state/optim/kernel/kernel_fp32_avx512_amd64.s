@@ -4,6 +4,42 @@
 
 #include "textflag.h"
 
+DATA pattern00010001<>+0(SB)/4, $0x00010001
+DATA pattern00010001<>+4(SB)/4, $0x00010001
+DATA pattern00010001<>+8(SB)/4, $0x00010001
+DATA pattern00010001<>+12(SB)/4, $0x00010001
+DATA pattern00010001<>+16(SB)/4, $0x00010001
+DATA pattern00010001<>+20(SB)/4, $0x00010001
+DATA pattern00010001<>+24(SB)/4, $0x00010001
+DATA pattern00010001<>+28(SB)/4, $0x00010001
+DATA pattern00010001<>+32(SB)/4, $0x00010001
+DATA pattern00010001<>+36(SB)/4, $0x00010001
+DATA pattern00010001<>+40(SB)/4, $0x00010001
+DATA pattern00010001<>+44(SB)/4, $0x00010001
+DATA pattern00010001<>+48(SB)/4, $0x00010001
+DATA pattern00010001<>+52(SB)/4, $0x00010001
+DATA pattern00010001<>+56(SB)/4, $0x00010001
+DATA pattern00010001<>+60(SB)/4, $0x00010001
+GLOBL pattern00010001<>(SB), RODATA|NOPTR, $64
+
+DATA patternffffffff<>+0(SB)/4, $0xffffffff
+DATA patternffffffff<>+4(SB)/4, $0xffffffff
+DATA patternffffffff<>+8(SB)/4, $0xffffffff
+DATA patternffffffff<>+12(SB)/4, $0xffffffff
+DATA patternffffffff<>+16(SB)/4, $0xffffffff
+DATA patternffffffff<>+20(SB)/4, $0xffffffff
+DATA patternffffffff<>+24(SB)/4, $0xffffffff
+DATA patternffffffff<>+28(SB)/4, $0xffffffff
+DATA patternffffffff<>+32(SB)/4, $0xffffffff
+DATA patternffffffff<>+36(SB)/4, $0xffffffff
+DATA patternffffffff<>+40(SB)/4, $0xffffffff
+DATA patternffffffff<>+44(SB)/4, $0xffffffff
+DATA patternffffffff<>+48(SB)/4, $0xffffffff
+DATA patternffffffff<>+52(SB)/4, $0xffffffff
+DATA patternffffffff<>+56(SB)/4, $0xffffffff
+DATA patternffffffff<>+60(SB)/4, $0xffffffff
+GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
+
 DATA pattern80000000<>+0(SB)/4, $0x80000000
 DATA pattern80000000<>+4(SB)/4, $0x80000000
 DATA pattern80000000<>+8(SB)/4, $0x80000000
@@ -147,24 +183,6 @@ DATA pattern5f000000<>+52(SB)/4, $0x5f000000
 DATA pattern5f000000<>+56(SB)/4, $0x5f000000
 DATA pattern5f000000<>+60(SB)/4, $0x5f000000
 GLOBL pattern5f000000<>(SB), RODATA|NOPTR, $64
-
-DATA patternffffffff<>+0(SB)/4, $0xffffffff
-DATA patternffffffff<>+4(SB)/4, $0xffffffff
-DATA patternffffffff<>+8(SB)/4, $0xffffffff
-DATA patternffffffff<>+12(SB)/4, $0xffffffff
-DATA patternffffffff<>+16(SB)/4, $0xffffffff
-DATA patternffffffff<>+20(SB)/4, $0xffffffff
-DATA patternffffffff<>+24(SB)/4, $0xffffffff
-DATA patternffffffff<>+28(SB)/4, $0xffffffff
-DATA patternffffffff<>+32(SB)/4, $0xffffffff
-DATA patternffffffff<>+36(SB)/4, $0xffffffff
-DATA patternffffffff<>+40(SB)/4, $0xffffffff
-DATA patternffffffff<>+44(SB)/4, $0xffffffff
-DATA patternffffffff<>+48(SB)/4, $0xffffffff
-DATA patternffffffff<>+52(SB)/4, $0xffffffff
-DATA patternffffffff<>+56(SB)/4, $0xffffffff
-DATA patternffffffff<>+60(SB)/4, $0xffffffff
-GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
 
 DATA pattern3e000000<>+0(SB)/4, $0x3e000000
 DATA pattern3e000000<>+4(SB)/4, $0x3e000000
@@ -491,7 +509,7 @@ DATA pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+60(SB)/4, $0x0000001f
 GLOBL pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>(SB), RODATA|NOPTR, $64
 
 // func adamFP32FP32AVX512(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -515,10 +533,10 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2090
+	JEQ       aligned2534
 	ORQ       $0x04, DI
 
-aligned2090:
+aligned2534:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	MOVQ    a+0(FP), R9
@@ -544,7 +562,7 @@ aligned2090:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	TESTQ   R13, R13
-	JEQ     plain2091
+	JEQ     plain2535
 	VPXORQ  Z14, Z14, Z14
 	VPXORQ  Z15, Z15, Z15
 	VPXORQ  Z16, Z16, Z16
@@ -552,17 +570,17 @@ aligned2090:
 	VPXORQ  Z18, Z18, Z18
 	VPXORQ  Z19, Z19, Z19
 	CMPQ    CX, $0x01
-	JE      fp162094
-	JA      fp322095
+	JE      fp162538
+	JA      fp322539
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check2098
+	JMP     check2542
 
-next2097:
+next2541:
 	TESTQ     AX, AX
-	JEQ       kept2099
+	JEQ       kept2543
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -574,7 +592,7 @@ next2097:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2099:
+kept2543:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -604,7 +622,7 @@ kept2099:
 	VMOVUPS     Z22, (SI)(CX*4)
 	VPADDQ      Z22, Z15, Z15
 	TESTQ       DI, DI
-	JNE         unusual2100
+	JNE         unusual2544
 	VPTESTMD    Z0, Z22, K1
 	VPADDD      Z1, Z22, Z20
 	VCMPPS      $0x03, Z22, Z22, K2
@@ -612,15 +630,43 @@ kept2099:
 	VMOVDQU32   Z3, K2, Z20
 	VPSRLD      $0x10, Z20, Z20
 	VPMOVDW     Z20, Y20
-	VMOVNTDQ    Y20, (BX)(CX*2)
-	JMP         stored2101
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted2546
+	VPSUBW      (BX)(CX*2), Y20, Y22
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPMOVW2M    Y22, K1
+	VPABSW      Y22, Y22
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R13)
+	VPCMPEQW    pattern00010001<>+0(SB), Y22, K1
+	KMOVW       K1, (R13)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU16   (BX)(CX*2), Y22
+	VMOVDQU16   Y22, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual2100:
+noted2546:
+	VMOVNTDQ Y20, (BX)(CX*2)
+	JMP      stored2545
+
+unusual2544:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162103
-	JA        fp322104
+	JE        fp162548
+	JA        fp322549
 	VPTESTMD  Z0, Z22, K1
 	VPADDD    Z1, Z22, Z20
 	VCMPPS    $0x03, Z22, Z22, K2
@@ -628,56 +674,112 @@ unusual2100:
 	VMOVDQU32 Z3, K2, Z20
 	VPSRLD    $0x10, Z20, Z20
 	VPMOVDW   Z20, Y20
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2107
-	VMOVNTDQ  Y20, (BX)(CX*2)
-	JMP       stored2106
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2551
+	VPSUBW    (BX)(CX*2), Y20, Y22
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y22, K1
+	VPABSW    Y22, Y22
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y22, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y22
+	VMOVDQU16 Y22, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2107:
+noted2551:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2553
+	VMOVNTDQ Y20, (BX)(CX*2)
+	JMP      stored2552
+
+ordinary2553:
 	VMOVDQU32 Y20, (BX)(CX*2)
 
-stored2106:
-	JMP done2105
+stored2552:
+	JMP done2550
 
-fp162103:
+fp162548:
 	VPXORD    Y21, Y21, Y21
 	VCVTPS2PH $0x00, Z22, Y21
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2109
-	VMOVNTDQ  Y21, (BX)(CX*2)
-	JMP       stored2108
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2554
+	VPSUBW    (BX)(CX*2), Y21, Y20
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y20, K1
+	VPABSW    Y20, Y20
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y20, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y20
+	VMOVDQU16 Y20, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2109:
+noted2554:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2556
+	VMOVNTDQ Y21, (BX)(CX*2)
+	JMP      stored2555
+
+ordinary2556:
 	VMOVDQU32 Y21, (BX)(CX*2)
 
-stored2108:
-	JMP done2105
+stored2555:
+	JMP done2550
 
-fp322104:
-done2105:
-stored2101:
+fp322549:
+done2550:
+stored2545:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2098:
+check2542:
 	CMPQ CX, R11
-	JB   next2097
+	JB   next2541
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2097
-	JMP  done2096
+	JB   next2541
+	JMP  done2540
 
-fp162094:
+fp162538:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2111
+	JMP  check2558
 
-next2110:
+next2557:
 	TESTQ     AX, AX
-	JEQ       kept2112
+	JEQ       kept2559
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -689,7 +791,7 @@ next2110:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2112:
+kept2559:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -718,7 +820,7 @@ kept2112:
 	VMOVUPS     Z22, (SI)(CX*4)
 	VPADDQ      Z22, Z15, Z15
 	TESTQ       DI, DI
-	JNE         unusual2113
+	JNE         unusual2560
 	VPTESTMD    Z0, Z22, K1
 	VPADDD      Z1, Z22, Z20
 	VCMPPS      $0x03, Z22, Z22, K2
@@ -726,15 +828,43 @@ kept2112:
 	VMOVDQU32   Z3, K2, Z20
 	VPSRLD      $0x10, Z20, Z20
 	VPMOVDW     Z20, Y20
-	VMOVNTDQ    Y20, (BX)(CX*2)
-	JMP         stored2114
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted2562
+	VPSUBW      (BX)(CX*2), Y20, Y22
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPMOVW2M    Y22, K1
+	VPABSW      Y22, Y22
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R13)
+	VPCMPEQW    pattern00010001<>+0(SB), Y22, K1
+	KMOVW       K1, (R13)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU16   (BX)(CX*2), Y22
+	VMOVDQU16   Y22, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual2113:
+noted2562:
+	VMOVNTDQ Y20, (BX)(CX*2)
+	JMP      stored2561
+
+unusual2560:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162116
-	JA        fp322117
+	JE        fp162564
+	JA        fp322565
 	VPTESTMD  Z0, Z22, K1
 	VPADDD    Z1, Z22, Z20
 	VCMPPS    $0x03, Z22, Z22, K2
@@ -742,56 +872,112 @@ unusual2113:
 	VMOVDQU32 Z3, K2, Z20
 	VPSRLD    $0x10, Z20, Z20
 	VPMOVDW   Z20, Y20
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2120
-	VMOVNTDQ  Y20, (BX)(CX*2)
-	JMP       stored2119
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2567
+	VPSUBW    (BX)(CX*2), Y20, Y22
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y22, K1
+	VPABSW    Y22, Y22
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y22, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y22
+	VMOVDQU16 Y22, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2120:
+noted2567:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2569
+	VMOVNTDQ Y20, (BX)(CX*2)
+	JMP      stored2568
+
+ordinary2569:
 	VMOVDQU32 Y20, (BX)(CX*2)
 
-stored2119:
-	JMP done2118
+stored2568:
+	JMP done2566
 
-fp162116:
+fp162564:
 	VPXORD    Y21, Y21, Y21
 	VCVTPS2PH $0x00, Z22, Y21
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2122
-	VMOVNTDQ  Y21, (BX)(CX*2)
-	JMP       stored2121
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2570
+	VPSUBW    (BX)(CX*2), Y21, Y20
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y20, K1
+	VPABSW    Y20, Y20
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y20, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y20
+	VMOVDQU16 Y20, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2122:
+noted2570:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2572
+	VMOVNTDQ Y21, (BX)(CX*2)
+	JMP      stored2571
+
+ordinary2572:
 	VMOVDQU32 Y21, (BX)(CX*2)
 
-stored2121:
-	JMP done2118
+stored2571:
+	JMP done2566
 
-fp322117:
-done2118:
-stored2114:
+fp322565:
+done2566:
+stored2561:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2111:
+check2558:
 	CMPQ CX, R11
-	JB   next2110
+	JB   next2557
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2110
-	JMP  done2096
+	JB   next2557
+	JMP  done2540
 
-fp322095:
+fp322539:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2124
+	JMP  check2574
 
-next2123:
+next2573:
 	TESTQ     AX, AX
-	JEQ       kept2125
+	JEQ       kept2575
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -803,7 +989,7 @@ next2123:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2125:
+kept2575:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -832,7 +1018,7 @@ kept2125:
 	VMOVUPS     Z22, (SI)(CX*4)
 	VPADDQ      Z22, Z15, Z15
 	TESTQ       DI, DI
-	JNE         unusual2126
+	JNE         unusual2576
 	VPTESTMD    Z0, Z22, K1
 	VPADDD      Z1, Z22, Z20
 	VCMPPS      $0x03, Z22, Z22, K2
@@ -840,15 +1026,43 @@ kept2125:
 	VMOVDQU32   Z3, K2, Z20
 	VPSRLD      $0x10, Z20, Z20
 	VPMOVDW     Z20, Y20
-	VMOVNTDQ    Y20, (BX)(CX*2)
-	JMP         stored2127
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted2578
+	VPSUBW      (BX)(CX*2), Y20, Y22
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPMOVW2M    Y22, K1
+	VPABSW      Y22, Y22
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R13)
+	VPCMPEQW    pattern00010001<>+0(SB), Y22, K1
+	KMOVW       K1, (R13)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU16   (BX)(CX*2), Y22
+	VMOVDQU16   Y22, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual2126:
+noted2578:
+	VMOVNTDQ Y20, (BX)(CX*2)
+	JMP      stored2577
+
+unusual2576:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162129
-	JA        fp322130
+	JE        fp162580
+	JA        fp322581
 	VPTESTMD  Z0, Z22, K1
 	VPADDD    Z1, Z22, Z20
 	VCMPPS    $0x03, Z22, Z22, K2
@@ -856,46 +1070,102 @@ unusual2126:
 	VMOVDQU32 Z3, K2, Z20
 	VPSRLD    $0x10, Z20, Z20
 	VPMOVDW   Z20, Y20
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2133
-	VMOVNTDQ  Y20, (BX)(CX*2)
-	JMP       stored2132
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2583
+	VPSUBW    (BX)(CX*2), Y20, Y22
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y22, K1
+	VPABSW    Y22, Y22
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y22, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y22
+	VMOVDQU16 Y22, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2133:
+noted2583:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2585
+	VMOVNTDQ Y20, (BX)(CX*2)
+	JMP      stored2584
+
+ordinary2585:
 	VMOVDQU32 Y20, (BX)(CX*2)
 
-stored2132:
-	JMP done2131
+stored2584:
+	JMP done2582
 
-fp162129:
+fp162580:
 	VPXORD    Y21, Y21, Y21
 	VCVTPS2PH $0x00, Z22, Y21
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2135
-	VMOVNTDQ  Y21, (BX)(CX*2)
-	JMP       stored2134
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2586
+	VPSUBW    (BX)(CX*2), Y21, Y20
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y20, K1
+	VPABSW    Y20, Y20
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y20, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y20
+	VMOVDQU16 Y20, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2135:
+noted2586:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2588
+	VMOVNTDQ Y21, (BX)(CX*2)
+	JMP      stored2587
+
+ordinary2588:
 	VMOVDQU32 Y21, (BX)(CX*2)
 
-stored2134:
-	JMP done2131
+stored2587:
+	JMP done2582
 
-fp322130:
-done2131:
-stored2127:
+fp322581:
+done2582:
+stored2577:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2124:
+check2574:
 	CMPQ CX, R11
-	JB   next2123
+	JB   next2573
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2123
+	JB   next2573
 
-done2096:
+done2540:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z14, (AX)
@@ -904,21 +1174,21 @@ done2096:
 	VMOVDQU32 Z17, 320(AX)
 	VMOVDQU32 Z18, 384(AX)
 	VMOVDQU32 Z19, 448(AX)
-	JMP       updated2092
+	JMP       updated2536
 
-plain2091:
+plain2535:
 	CMPQ CX, $0x01
-	JE   fp162137
-	JA   fp322138
+	JE   fp162590
+	JA   fp322591
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2141
+	JMP  check2594
 
-next2140:
+next2593:
 	TESTQ     AX, AX
-	JEQ       kept2142
+	JEQ       kept2595
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -930,7 +1200,7 @@ next2140:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2142:
+kept2595:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -954,7 +1224,7 @@ kept2142:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2143
+	JNE         unusual2596
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -962,15 +1232,43 @@ kept2142:
 	VMOVDQU32   Z3, K2, Z14
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
-	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored2144
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted2598
+	VPSUBW      (BX)(CX*2), Y14, Y16
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R13)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R13)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU16   (BX)(CX*2), Y16
+	VMOVDQU16   Y16, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual2143:
+noted2598:
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2597
+
+unusual2596:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162146
-	JA        fp322147
+	JE        fp162600
+	JA        fp322601
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -978,56 +1276,112 @@ unusual2143:
 	VMOVDQU32 Z3, K2, Z14
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2150
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored2149
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2603
+	VPSUBW    (BX)(CX*2), Y14, Y16
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2150:
+noted2603:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2605
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2604
+
+ordinary2605:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored2149:
-	JMP done2148
+stored2604:
+	JMP done2602
 
-fp162146:
+fp162600:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2152
-	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored2151
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2606
+	VPSUBW    (BX)(CX*2), Y15, Y14
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2152:
+noted2606:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2608
+	VMOVNTDQ Y15, (BX)(CX*2)
+	JMP      stored2607
+
+ordinary2608:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored2151:
-	JMP done2148
+stored2607:
+	JMP done2602
 
-fp322147:
-done2148:
-stored2144:
+fp322601:
+done2602:
+stored2597:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2141:
+check2594:
 	CMPQ CX, R11
-	JB   next2140
+	JB   next2593
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2140
-	JMP  done2139
+	JB   next2593
+	JMP  done2592
 
-fp162137:
+fp162590:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2154
+	JMP  check2610
 
-next2153:
+next2609:
 	TESTQ     AX, AX
-	JEQ       kept2155
+	JEQ       kept2611
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -1039,7 +1393,7 @@ next2153:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2155:
+kept2611:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -1062,7 +1416,7 @@ kept2155:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2156
+	JNE         unusual2612
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -1070,15 +1424,43 @@ kept2155:
 	VMOVDQU32   Z3, K2, Z14
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
-	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored2157
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted2614
+	VPSUBW      (BX)(CX*2), Y14, Y16
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R13)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R13)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU16   (BX)(CX*2), Y16
+	VMOVDQU16   Y16, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual2156:
+noted2614:
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2613
+
+unusual2612:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162159
-	JA        fp322160
+	JE        fp162616
+	JA        fp322617
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -1086,56 +1468,112 @@ unusual2156:
 	VMOVDQU32 Z3, K2, Z14
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2163
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored2162
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2619
+	VPSUBW    (BX)(CX*2), Y14, Y16
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2163:
+noted2619:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2621
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2620
+
+ordinary2621:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored2162:
-	JMP done2161
+stored2620:
+	JMP done2618
 
-fp162159:
+fp162616:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2165
-	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored2164
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2622
+	VPSUBW    (BX)(CX*2), Y15, Y14
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2165:
+noted2622:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2624
+	VMOVNTDQ Y15, (BX)(CX*2)
+	JMP      stored2623
+
+ordinary2624:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored2164:
-	JMP done2161
+stored2623:
+	JMP done2618
 
-fp322160:
-done2161:
-stored2157:
+fp322617:
+done2618:
+stored2613:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2154:
+check2610:
 	CMPQ CX, R11
-	JB   next2153
+	JB   next2609
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2153
-	JMP  done2139
+	JB   next2609
+	JMP  done2592
 
-fp322138:
+fp322591:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2167
+	JMP  check2626
 
-next2166:
+next2625:
 	TESTQ     AX, AX
-	JEQ       kept2168
+	JEQ       kept2627
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -1147,7 +1585,7 @@ next2166:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2168:
+kept2627:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -1170,7 +1608,7 @@ kept2168:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2169
+	JNE         unusual2628
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -1178,15 +1616,43 @@ kept2168:
 	VMOVDQU32   Z3, K2, Z14
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
-	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored2170
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted2630
+	VPSUBW      (BX)(CX*2), Y14, Y16
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R13)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R13)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU16   (BX)(CX*2), Y16
+	VMOVDQU16   Y16, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-unusual2169:
+noted2630:
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2629
+
+unusual2628:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162172
-	JA        fp322173
+	JE        fp162632
+	JA        fp322633
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -1194,54 +1660,110 @@ unusual2169:
 	VMOVDQU32 Z3, K2, Z14
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2176
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored2175
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2635
+	VPSUBW    (BX)(CX*2), Y14, Y16
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2176:
+noted2635:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2637
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2636
+
+ordinary2637:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored2175:
-	JMP done2174
+stored2636:
+	JMP done2634
 
-fp162172:
+fp162632:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2178
-	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored2177
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted2638
+	VPSUBW    (BX)(CX*2), Y15, Y14
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary2178:
+noted2638:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2640
+	VMOVNTDQ Y15, (BX)(CX*2)
+	JMP      stored2639
+
+ordinary2640:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored2177:
-	JMP done2174
+stored2639:
+	JMP done2634
 
-fp322173:
-done2174:
-stored2170:
+fp322633:
+done2634:
+stored2629:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2167:
+check2626:
 	CMPQ CX, R11
-	JB   next2166
+	JB   next2625
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2166
+	JB   next2625
 
-done2139:
-updated2092:
+done2592:
+updated2536:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func lionFP32FP32AVX512(a *Arguments)
-// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -1265,10 +1787,10 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2179
+	JEQ       aligned2641
 	ORQ       $0x04, DI
 
-aligned2179:
+aligned2641:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z4
@@ -1290,23 +1812,23 @@ aligned2179:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain2180
+	JEQ     plain2642
 	VPXORQ  Z12, Z12, Z12
 	VPXORQ  Z13, Z13, Z13
 	VPXORQ  Z14, Z14, Z14
 	VPXORQ  Z15, Z15, Z15
 	CMPQ    CX, $0x01
-	JE      fp162183
-	JA      fp322184
+	JE      fp162645
+	JA      fp322646
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2187
+	JMP     check2649
 
-next2186:
+next2648:
 	TESTQ     AX, AX
-	JEQ       kept2188
+	JEQ       kept2650
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -1316,7 +1838,7 @@ next2186:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2188:
+kept2650:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -1345,7 +1867,7 @@ kept2188:
 	VMOVUPS     Z19, (SI)(CX*4)
 	VPADDQ      Z19, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2189
+	JNE         unusual2651
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z16
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -1353,15 +1875,43 @@ kept2188:
 	VMOVDQU32   Z3, K2, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2190
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2653
+	VPSUBW      (BX)(CX*2), Y16, Y19
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y19, K1
+	VPABSW      Y19, Y19
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y19, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y19
+	VMOVDQU16   Y19, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2189:
+noted2653:
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2652
+
+unusual2651:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162192
-	JA        fp322193
+	JE        fp162655
+	JA        fp322656
 	VPTESTMD  Z0, Z19, K1
 	VPADDD    Z1, Z19, Z16
 	VCMPPS    $0x03, Z19, Z19, K2
@@ -1369,56 +1919,112 @@ unusual2189:
 	VMOVDQU32 Z3, K2, Z16
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2196
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2195
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2658
+	VPSUBW    (BX)(CX*2), Y16, Y19
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y19, K1
+	VPABSW    Y19, Y19
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y19, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y19
+	VMOVDQU16 Y19, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2196:
+noted2658:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2660
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2659
+
+ordinary2660:
 	VMOVDQU32 Y16, (BX)(CX*2)
 
-stored2195:
-	JMP done2194
+stored2659:
+	JMP done2657
 
-fp162192:
+fp162655:
 	VPXORD    Y18, Y18, Y18
 	VCVTPS2PH $0x00, Z19, Y18
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2198
-	VMOVNTDQ  Y18, (BX)(CX*2)
-	JMP       stored2197
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2661
+	VPSUBW    (BX)(CX*2), Y18, Y16
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2198:
+noted2661:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2663
+	VMOVNTDQ Y18, (BX)(CX*2)
+	JMP      stored2662
+
+ordinary2663:
 	VMOVDQU32 Y18, (BX)(CX*2)
 
-stored2197:
-	JMP done2194
+stored2662:
+	JMP done2657
 
-fp322193:
-done2194:
-stored2190:
+fp322656:
+done2657:
+stored2652:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2187:
+check2649:
 	CMPQ CX, R10
-	JB   next2186
+	JB   next2648
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2186
-	JMP  done2185
+	JB   next2648
+	JMP  done2647
 
-fp162183:
+fp162645:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2200
+	JMP  check2665
 
-next2199:
+next2664:
 	TESTQ     AX, AX
-	JEQ       kept2201
+	JEQ       kept2666
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -1428,7 +2034,7 @@ next2199:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2201:
+kept2666:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -1456,7 +2062,7 @@ kept2201:
 	VMOVUPS     Z19, (SI)(CX*4)
 	VPADDQ      Z19, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2202
+	JNE         unusual2667
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z16
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -1464,15 +2070,43 @@ kept2201:
 	VMOVDQU32   Z3, K2, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2203
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2669
+	VPSUBW      (BX)(CX*2), Y16, Y19
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y19, K1
+	VPABSW      Y19, Y19
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y19, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y19
+	VMOVDQU16   Y19, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2202:
+noted2669:
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2668
+
+unusual2667:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162205
-	JA        fp322206
+	JE        fp162671
+	JA        fp322672
 	VPTESTMD  Z0, Z19, K1
 	VPADDD    Z1, Z19, Z16
 	VCMPPS    $0x03, Z19, Z19, K2
@@ -1480,56 +2114,112 @@ unusual2202:
 	VMOVDQU32 Z3, K2, Z16
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2209
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2208
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2674
+	VPSUBW    (BX)(CX*2), Y16, Y19
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y19, K1
+	VPABSW    Y19, Y19
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y19, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y19
+	VMOVDQU16 Y19, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2209:
+noted2674:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2676
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2675
+
+ordinary2676:
 	VMOVDQU32 Y16, (BX)(CX*2)
 
-stored2208:
-	JMP done2207
+stored2675:
+	JMP done2673
 
-fp162205:
+fp162671:
 	VPXORD    Y18, Y18, Y18
 	VCVTPS2PH $0x00, Z19, Y18
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2211
-	VMOVNTDQ  Y18, (BX)(CX*2)
-	JMP       stored2210
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2677
+	VPSUBW    (BX)(CX*2), Y18, Y16
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2211:
+noted2677:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2679
+	VMOVNTDQ Y18, (BX)(CX*2)
+	JMP      stored2678
+
+ordinary2679:
 	VMOVDQU32 Y18, (BX)(CX*2)
 
-stored2210:
-	JMP done2207
+stored2678:
+	JMP done2673
 
-fp322206:
-done2207:
-stored2203:
+fp322672:
+done2673:
+stored2668:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2200:
+check2665:
 	CMPQ CX, R10
-	JB   next2199
+	JB   next2664
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2199
-	JMP  done2185
+	JB   next2664
+	JMP  done2647
 
-fp322184:
+fp322646:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2213
+	JMP  check2681
 
-next2212:
+next2680:
 	TESTQ     AX, AX
-	JEQ       kept2214
+	JEQ       kept2682
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -1539,7 +2229,7 @@ next2212:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2214:
+kept2682:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -1567,7 +2257,7 @@ kept2214:
 	VMOVUPS     Z19, (SI)(CX*4)
 	VPADDQ      Z19, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2215
+	JNE         unusual2683
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z16
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -1575,15 +2265,43 @@ kept2214:
 	VMOVDQU32   Z3, K2, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2216
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2685
+	VPSUBW      (BX)(CX*2), Y16, Y19
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y19, K1
+	VPABSW      Y19, Y19
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y19, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y19
+	VMOVDQU16   Y19, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2215:
+noted2685:
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2684
+
+unusual2683:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162218
-	JA        fp322219
+	JE        fp162687
+	JA        fp322688
 	VPTESTMD  Z0, Z19, K1
 	VPADDD    Z1, Z19, Z16
 	VCMPPS    $0x03, Z19, Z19, K2
@@ -1591,67 +2309,123 @@ unusual2215:
 	VMOVDQU32 Z3, K2, Z16
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2222
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2221
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2690
+	VPSUBW    (BX)(CX*2), Y16, Y19
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y19, K1
+	VPABSW    Y19, Y19
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y19, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y19
+	VMOVDQU16 Y19, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2222:
+noted2690:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2692
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2691
+
+ordinary2692:
 	VMOVDQU32 Y16, (BX)(CX*2)
 
-stored2221:
-	JMP done2220
+stored2691:
+	JMP done2689
 
-fp162218:
+fp162687:
 	VPXORD    Y18, Y18, Y18
 	VCVTPS2PH $0x00, Z19, Y18
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2224
-	VMOVNTDQ  Y18, (BX)(CX*2)
-	JMP       stored2223
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2693
+	VPSUBW    (BX)(CX*2), Y18, Y16
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2224:
+noted2693:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2695
+	VMOVNTDQ Y18, (BX)(CX*2)
+	JMP      stored2694
+
+ordinary2695:
 	VMOVDQU32 Y18, (BX)(CX*2)
 
-stored2223:
-	JMP done2220
+stored2694:
+	JMP done2689
 
-fp322219:
-done2220:
-stored2216:
+fp322688:
+done2689:
+stored2684:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2213:
+check2681:
 	CMPQ CX, R10
-	JB   next2212
+	JB   next2680
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2212
+	JB   next2680
 
-done2185:
+done2647:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z12, (AX)
 	VMOVDQU32 Z13, 64(AX)
 	VMOVDQU32 Z14, 256(AX)
 	VMOVDQU32 Z15, 320(AX)
-	JMP       updated2181
+	JMP       updated2643
 
-plain2180:
+plain2642:
 	CMPQ CX, $0x01
-	JE   fp162226
-	JA   fp322227
+	JE   fp162697
+	JA   fp322698
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2230
+	JMP  check2701
 
-next2229:
+next2700:
 	TESTQ     AX, AX
-	JEQ       kept2231
+	JEQ       kept2702
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1661,7 +2435,7 @@ next2229:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2231:
+kept2702:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1686,7 +2460,7 @@ kept2231:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2232
+	JNE         unusual2703
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -1694,15 +2468,43 @@ kept2231:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2233
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2705
+	VPSUBW      (BX)(CX*2), Y12, Y15
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y15, K1
+	VPABSW      Y15, Y15
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y15, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y15
+	VMOVDQU16   Y15, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2232:
+noted2705:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2704
+
+unusual2703:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162235
-	JA        fp322236
+	JE        fp162707
+	JA        fp322708
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -1710,56 +2512,112 @@ unusual2232:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2239
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2238
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2710
+	VPSUBW    (BX)(CX*2), Y12, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2239:
+noted2710:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2712
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2711
+
+ordinary2712:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2238:
-	JMP done2237
+stored2711:
+	JMP done2709
 
-fp162235:
+fp162707:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2241
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored2240
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2713
+	VPSUBW    (BX)(CX*2), Y14, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2241:
+noted2713:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2715
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2714
+
+ordinary2715:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored2240:
-	JMP done2237
+stored2714:
+	JMP done2709
 
-fp322236:
-done2237:
-stored2233:
+fp322708:
+done2709:
+stored2704:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2230:
+check2701:
 	CMPQ CX, R10
-	JB   next2229
+	JB   next2700
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2229
-	JMP  done2228
+	JB   next2700
+	JMP  done2699
 
-fp162226:
+fp162697:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2243
+	JMP  check2717
 
-next2242:
+next2716:
 	TESTQ     AX, AX
-	JEQ       kept2244
+	JEQ       kept2718
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1769,7 +2627,7 @@ next2242:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2244:
+kept2718:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1793,7 +2651,7 @@ kept2244:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2245
+	JNE         unusual2719
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -1801,15 +2659,43 @@ kept2244:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2246
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2721
+	VPSUBW      (BX)(CX*2), Y12, Y15
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y15, K1
+	VPABSW      Y15, Y15
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y15, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y15
+	VMOVDQU16   Y15, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2245:
+noted2721:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2720
+
+unusual2719:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162248
-	JA        fp322249
+	JE        fp162723
+	JA        fp322724
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -1817,56 +2703,112 @@ unusual2245:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2252
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2251
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2726
+	VPSUBW    (BX)(CX*2), Y12, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2252:
+noted2726:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2728
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2727
+
+ordinary2728:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2251:
-	JMP done2250
+stored2727:
+	JMP done2725
 
-fp162248:
+fp162723:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2254
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored2253
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2729
+	VPSUBW    (BX)(CX*2), Y14, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2254:
+noted2729:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2731
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2730
+
+ordinary2731:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored2253:
-	JMP done2250
+stored2730:
+	JMP done2725
 
-fp322249:
-done2250:
-stored2246:
+fp322724:
+done2725:
+stored2720:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2243:
+check2717:
 	CMPQ CX, R10
-	JB   next2242
+	JB   next2716
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2242
-	JMP  done2228
+	JB   next2716
+	JMP  done2699
 
-fp322227:
+fp322698:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2256
+	JMP  check2733
 
-next2255:
+next2732:
 	TESTQ     AX, AX
-	JEQ       kept2257
+	JEQ       kept2734
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1876,7 +2818,7 @@ next2255:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2257:
+kept2734:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -1900,7 +2842,7 @@ kept2257:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2258
+	JNE         unusual2735
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -1908,15 +2850,43 @@ kept2257:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2259
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2737
+	VPSUBW      (BX)(CX*2), Y12, Y15
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y15, K1
+	VPABSW      Y15, Y15
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y15, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y15
+	VMOVDQU16   Y15, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2258:
+noted2737:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2736
+
+unusual2735:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162261
-	JA        fp322262
+	JE        fp162739
+	JA        fp322740
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -1924,54 +2894,110 @@ unusual2258:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2265
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2264
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2742
+	VPSUBW    (BX)(CX*2), Y12, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2265:
+noted2742:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2744
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2743
+
+ordinary2744:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2264:
-	JMP done2263
+stored2743:
+	JMP done2741
 
-fp162261:
+fp162739:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2267
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored2266
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2745
+	VPSUBW    (BX)(CX*2), Y14, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2267:
+noted2745:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2747
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored2746
+
+ordinary2747:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored2266:
-	JMP done2263
+stored2746:
+	JMP done2741
 
-fp322262:
-done2263:
-stored2259:
+fp322740:
+done2741:
+stored2736:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2256:
+check2733:
 	CMPQ CX, R10
-	JB   next2255
+	JB   next2732
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2255
+	JB   next2732
 
-done2228:
-updated2181:
+done2699:
+updated2643:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adagradFP32FP32AVX512(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -1995,10 +3021,10 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2268
+	JEQ       aligned2748
 	ORQ       $0x04, DI
 
-aligned2268:
+aligned2748:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 448(AX), Z4
@@ -2016,23 +3042,23 @@ aligned2268:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain2269
+	JEQ     plain2749
 	VPXORQ  Z8, Z8, Z8
 	VPXORQ  Z9, Z9, Z9
 	VPXORQ  Z10, Z10, Z10
 	VPXORQ  Z11, Z11, Z11
 	CMPQ    CX, $0x01
-	JE      fp162272
-	JA      fp322273
+	JE      fp162752
+	JA      fp322753
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2276
+	JMP     check2756
 
-next2275:
+next2755:
 	TESTQ     AX, AX
-	JEQ       kept2277
+	JEQ       kept2757
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -2042,7 +3068,7 @@ next2275:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2277:
+kept2757:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z8, Z8
@@ -2064,7 +3090,7 @@ kept2277:
 	VMOVUPS     Z14, (SI)(CX*4)
 	VPADDQ      Z14, Z9, Z9
 	TESTQ       DI, DI
-	JNE         unusual2278
+	JNE         unusual2758
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -2072,15 +3098,43 @@ kept2277:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2279
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2760
+	VPSUBW      (BX)(CX*2), Y12, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2278:
+noted2760:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2759
+
+unusual2758:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162281
-	JA        fp322282
+	JE        fp162762
+	JA        fp322763
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -2088,56 +3142,112 @@ unusual2278:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2285
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2284
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2765
+	VPSUBW    (BX)(CX*2), Y12, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2285:
+noted2765:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2767
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2766
+
+ordinary2767:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2284:
-	JMP done2283
+stored2766:
+	JMP done2764
 
-fp162281:
+fp162762:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2287
-	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored2286
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2768
+	VPSUBW    (BX)(CX*2), Y13, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2287:
+noted2768:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2770
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored2769
+
+ordinary2770:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored2286:
-	JMP done2283
+stored2769:
+	JMP done2764
 
-fp322282:
-done2283:
-stored2279:
+fp322763:
+done2764:
+stored2759:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2276:
+check2756:
 	CMPQ CX, R10
-	JB   next2275
+	JB   next2755
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2275
-	JMP  done2274
+	JB   next2755
+	JMP  done2754
 
-fp162272:
+fp162752:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2289
+	JMP  check2772
 
-next2288:
+next2771:
 	TESTQ     AX, AX
-	JEQ       kept2290
+	JEQ       kept2773
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -2147,7 +3257,7 @@ next2288:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2290:
+kept2773:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z8, Z8
@@ -2168,7 +3278,7 @@ kept2290:
 	VMOVUPS     Z14, (SI)(CX*4)
 	VPADDQ      Z14, Z9, Z9
 	TESTQ       DI, DI
-	JNE         unusual2291
+	JNE         unusual2774
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -2176,15 +3286,43 @@ kept2290:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2292
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2776
+	VPSUBW      (BX)(CX*2), Y12, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2291:
+noted2776:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2775
+
+unusual2774:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162294
-	JA        fp322295
+	JE        fp162778
+	JA        fp322779
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -2192,56 +3330,112 @@ unusual2291:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2298
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2297
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2781
+	VPSUBW    (BX)(CX*2), Y12, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2298:
+noted2781:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2783
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2782
+
+ordinary2783:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2297:
-	JMP done2296
+stored2782:
+	JMP done2780
 
-fp162294:
+fp162778:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2300
-	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored2299
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2784
+	VPSUBW    (BX)(CX*2), Y13, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2300:
+noted2784:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2786
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored2785
+
+ordinary2786:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored2299:
-	JMP done2296
+stored2785:
+	JMP done2780
 
-fp322295:
-done2296:
-stored2292:
+fp322779:
+done2780:
+stored2775:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2289:
+check2772:
 	CMPQ CX, R10
-	JB   next2288
+	JB   next2771
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2288
-	JMP  done2274
+	JB   next2771
+	JMP  done2754
 
-fp322273:
+fp322753:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2302
+	JMP  check2788
 
-next2301:
+next2787:
 	TESTQ     AX, AX
-	JEQ       kept2303
+	JEQ       kept2789
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -2251,7 +3445,7 @@ next2301:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2303:
+kept2789:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z8, Z8
@@ -2272,7 +3466,7 @@ kept2303:
 	VMOVUPS     Z14, (SI)(CX*4)
 	VPADDQ      Z14, Z9, Z9
 	TESTQ       DI, DI
-	JNE         unusual2304
+	JNE         unusual2790
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -2280,15 +3474,43 @@ kept2303:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2305
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2792
+	VPSUBW      (BX)(CX*2), Y12, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2304:
+noted2792:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2791
+
+unusual2790:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162307
-	JA        fp322308
+	JE        fp162794
+	JA        fp322795
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -2296,67 +3518,123 @@ unusual2304:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2311
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2310
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2797
+	VPSUBW    (BX)(CX*2), Y12, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2311:
+noted2797:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2799
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2798
+
+ordinary2799:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2310:
-	JMP done2309
+stored2798:
+	JMP done2796
 
-fp162307:
+fp162794:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2313
-	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored2312
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2800
+	VPSUBW    (BX)(CX*2), Y13, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2313:
+noted2800:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2802
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored2801
+
+ordinary2802:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored2312:
-	JMP done2309
+stored2801:
+	JMP done2796
 
-fp322308:
-done2309:
-stored2305:
+fp322795:
+done2796:
+stored2791:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2302:
+check2788:
 	CMPQ CX, R10
-	JB   next2301
+	JB   next2787
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2301
+	JB   next2787
 
-done2274:
+done2754:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z8, (AX)
 	VMOVDQU32 Z9, 64(AX)
 	VMOVDQU32 Z10, 256(AX)
 	VMOVDQU32 Z11, 320(AX)
-	JMP       updated2270
+	JMP       updated2750
 
-plain2269:
+plain2749:
 	CMPQ CX, $0x01
-	JE   fp162315
-	JA   fp322316
+	JE   fp162804
+	JA   fp322805
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2319
+	JMP  check2808
 
-next2318:
+next2807:
 	TESTQ     AX, AX
-	JEQ       kept2320
+	JEQ       kept2809
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -2366,7 +3644,7 @@ next2318:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2320:
+kept2809:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -2384,7 +3662,7 @@ kept2320:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2321
+	JNE         unusual2810
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -2392,15 +3670,43 @@ kept2320:
 	VMOVDQU32   Z3, K2, Z8
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored2322
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2812
+	VPSUBW      (BX)(CX*2), Y8, Y10
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y10, K1
+	VPABSW      Y10, Y10
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y10, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y10
+	VMOVDQU16   Y10, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2321:
+noted2812:
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored2811
+
+unusual2810:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162324
-	JA        fp322325
+	JE        fp162814
+	JA        fp322815
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -2408,56 +3714,112 @@ unusual2321:
 	VMOVDQU32 Z3, K2, Z8
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2328
-	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored2327
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2817
+	VPSUBW    (BX)(CX*2), Y8, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2328:
+noted2817:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2819
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored2818
+
+ordinary2819:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored2327:
-	JMP done2326
+stored2818:
+	JMP done2816
 
-fp162324:
+fp162814:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2330
-	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored2329
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2820
+	VPSUBW    (BX)(CX*2), Y9, Y8
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y8, K1
+	VPABSW    Y8, Y8
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y8, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y8
+	VMOVDQU16 Y8, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2330:
+noted2820:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2822
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored2821
+
+ordinary2822:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored2329:
-	JMP done2326
+stored2821:
+	JMP done2816
 
-fp322325:
-done2326:
-stored2322:
+fp322815:
+done2816:
+stored2811:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2319:
+check2808:
 	CMPQ CX, R10
-	JB   next2318
+	JB   next2807
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2318
-	JMP  done2317
+	JB   next2807
+	JMP  done2806
 
-fp162315:
+fp162804:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2332
+	JMP  check2824
 
-next2331:
+next2823:
 	TESTQ     AX, AX
-	JEQ       kept2333
+	JEQ       kept2825
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -2467,7 +3829,7 @@ next2331:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2333:
+kept2825:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -2484,7 +3846,7 @@ kept2333:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2334
+	JNE         unusual2826
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -2492,15 +3854,43 @@ kept2333:
 	VMOVDQU32   Z3, K2, Z8
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored2335
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2828
+	VPSUBW      (BX)(CX*2), Y8, Y10
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y10, K1
+	VPABSW      Y10, Y10
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y10, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y10
+	VMOVDQU16   Y10, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2334:
+noted2828:
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored2827
+
+unusual2826:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162337
-	JA        fp322338
+	JE        fp162830
+	JA        fp322831
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -2508,56 +3898,112 @@ unusual2334:
 	VMOVDQU32 Z3, K2, Z8
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2341
-	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored2340
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2833
+	VPSUBW    (BX)(CX*2), Y8, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2341:
+noted2833:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2835
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored2834
+
+ordinary2835:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored2340:
-	JMP done2339
+stored2834:
+	JMP done2832
 
-fp162337:
+fp162830:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2343
-	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored2342
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2836
+	VPSUBW    (BX)(CX*2), Y9, Y8
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y8, K1
+	VPABSW    Y8, Y8
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y8, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y8
+	VMOVDQU16 Y8, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2343:
+noted2836:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2838
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored2837
+
+ordinary2838:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored2342:
-	JMP done2339
+stored2837:
+	JMP done2832
 
-fp322338:
-done2339:
-stored2335:
+fp322831:
+done2832:
+stored2827:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2332:
+check2824:
 	CMPQ CX, R10
-	JB   next2331
+	JB   next2823
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2331
-	JMP  done2317
+	JB   next2823
+	JMP  done2806
 
-fp322316:
+fp322805:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2345
+	JMP  check2840
 
-next2344:
+next2839:
 	TESTQ     AX, AX
-	JEQ       kept2346
+	JEQ       kept2841
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -2567,7 +4013,7 @@ next2344:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2346:
+kept2841:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -2584,7 +4030,7 @@ kept2346:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2347
+	JNE         unusual2842
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -2592,15 +4038,43 @@ kept2346:
 	VMOVDQU32   Z3, K2, Z8
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
-	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored2348
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2844
+	VPSUBW      (BX)(CX*2), Y8, Y10
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y10, K1
+	VPABSW      Y10, Y10
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y10, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y10
+	VMOVDQU16   Y10, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2347:
+noted2844:
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored2843
+
+unusual2842:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162350
-	JA        fp322351
+	JE        fp162846
+	JA        fp322847
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -2608,54 +4082,110 @@ unusual2347:
 	VMOVDQU32 Z3, K2, Z8
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2354
-	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored2353
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2849
+	VPSUBW    (BX)(CX*2), Y8, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2354:
+noted2849:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2851
+	VMOVNTDQ Y8, (BX)(CX*2)
+	JMP      stored2850
+
+ordinary2851:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored2353:
-	JMP done2352
+stored2850:
+	JMP done2848
 
-fp162350:
+fp162846:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2356
-	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored2355
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2852
+	VPSUBW    (BX)(CX*2), Y9, Y8
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y8, K1
+	VPABSW    Y8, Y8
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y8, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y8
+	VMOVDQU16 Y8, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2356:
+noted2852:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2854
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored2853
+
+ordinary2854:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored2355:
-	JMP done2352
+stored2853:
+	JMP done2848
 
-fp322351:
-done2352:
-stored2348:
+fp322847:
+done2848:
+stored2843:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2345:
+check2840:
 	CMPQ CX, R10
-	JB   next2344
+	JB   next2839
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2344
+	JB   next2839
 
-done2317:
-updated2270:
+done2806:
+updated2750:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func sgdFP32FP32AVX512(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -2679,10 +4209,10 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2357
+	JEQ       aligned2855
 	ORQ       $0x04, DI
 
-aligned2357:
+aligned2855:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z4
@@ -2704,23 +4234,23 @@ aligned2357:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain2358
+	JEQ     plain2856
 	VPXORQ  Z12, Z12, Z12
 	VPXORQ  Z13, Z13, Z13
 	VPXORQ  Z14, Z14, Z14
 	VPXORQ  Z15, Z15, Z15
 	CMPQ    CX, $0x01
-	JE      fp162361
-	JA      fp322362
+	JE      fp162859
+	JA      fp322860
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2365
+	JMP     check2863
 
-next2364:
+next2862:
 	TESTQ     AX, AX
-	JEQ       kept2366
+	JEQ       kept2864
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -2730,7 +4260,7 @@ next2364:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2366:
+kept2864:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -2752,7 +4282,7 @@ kept2366:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VPADDQ      Z18, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2367
+	JNE         unusual2865
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z16
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -2760,15 +4290,43 @@ kept2366:
 	VMOVDQU32   Z3, K2, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2368
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2867
+	VPSUBW      (BX)(CX*2), Y16, Y18
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y18, K1
+	VPABSW      Y18, Y18
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y18, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y18
+	VMOVDQU16   Y18, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2367:
+noted2867:
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2866
+
+unusual2865:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162370
-	JA        fp322371
+	JE        fp162869
+	JA        fp322870
 	VPTESTMD  Z0, Z18, K1
 	VPADDD    Z1, Z18, Z16
 	VCMPPS    $0x03, Z18, Z18, K2
@@ -2776,56 +4334,112 @@ unusual2367:
 	VMOVDQU32 Z3, K2, Z16
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2374
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2373
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2872
+	VPSUBW    (BX)(CX*2), Y16, Y18
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2374:
+noted2872:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2874
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2873
+
+ordinary2874:
 	VMOVDQU32 Y16, (BX)(CX*2)
 
-stored2373:
-	JMP done2372
+stored2873:
+	JMP done2871
 
-fp162370:
+fp162869:
 	VPXORD    Y17, Y17, Y17
 	VCVTPS2PH $0x00, Z18, Y17
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2376
-	VMOVNTDQ  Y17, (BX)(CX*2)
-	JMP       stored2375
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2875
+	VPSUBW    (BX)(CX*2), Y17, Y16
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2376:
+noted2875:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2877
+	VMOVNTDQ Y17, (BX)(CX*2)
+	JMP      stored2876
+
+ordinary2877:
 	VMOVDQU32 Y17, (BX)(CX*2)
 
-stored2375:
-	JMP done2372
+stored2876:
+	JMP done2871
 
-fp322371:
-done2372:
-stored2368:
+fp322870:
+done2871:
+stored2866:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2365:
+check2863:
 	CMPQ CX, R10
-	JB   next2364
+	JB   next2862
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2364
-	JMP  done2363
+	JB   next2862
+	JMP  done2861
 
-fp162361:
+fp162859:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2378
+	JMP  check2879
 
-next2377:
+next2878:
 	TESTQ     AX, AX
-	JEQ       kept2379
+	JEQ       kept2880
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -2835,7 +4449,7 @@ next2377:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2379:
+kept2880:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -2856,7 +4470,7 @@ kept2379:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VPADDQ      Z18, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2380
+	JNE         unusual2881
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z16
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -2864,15 +4478,43 @@ kept2379:
 	VMOVDQU32   Z3, K2, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2381
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2883
+	VPSUBW      (BX)(CX*2), Y16, Y18
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y18, K1
+	VPABSW      Y18, Y18
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y18, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y18
+	VMOVDQU16   Y18, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2380:
+noted2883:
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2882
+
+unusual2881:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162383
-	JA        fp322384
+	JE        fp162885
+	JA        fp322886
 	VPTESTMD  Z0, Z18, K1
 	VPADDD    Z1, Z18, Z16
 	VCMPPS    $0x03, Z18, Z18, K2
@@ -2880,56 +4522,112 @@ unusual2380:
 	VMOVDQU32 Z3, K2, Z16
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2387
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2386
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2888
+	VPSUBW    (BX)(CX*2), Y16, Y18
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2387:
+noted2888:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2890
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2889
+
+ordinary2890:
 	VMOVDQU32 Y16, (BX)(CX*2)
 
-stored2386:
-	JMP done2385
+stored2889:
+	JMP done2887
 
-fp162383:
+fp162885:
 	VPXORD    Y17, Y17, Y17
 	VCVTPS2PH $0x00, Z18, Y17
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2389
-	VMOVNTDQ  Y17, (BX)(CX*2)
-	JMP       stored2388
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2891
+	VPSUBW    (BX)(CX*2), Y17, Y16
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2389:
+noted2891:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2893
+	VMOVNTDQ Y17, (BX)(CX*2)
+	JMP      stored2892
+
+ordinary2893:
 	VMOVDQU32 Y17, (BX)(CX*2)
 
-stored2388:
-	JMP done2385
+stored2892:
+	JMP done2887
 
-fp322384:
-done2385:
-stored2381:
+fp322886:
+done2887:
+stored2882:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2378:
+check2879:
 	CMPQ CX, R10
-	JB   next2377
+	JB   next2878
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2377
-	JMP  done2363
+	JB   next2878
+	JMP  done2861
 
-fp322362:
+fp322860:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2391
+	JMP  check2895
 
-next2390:
+next2894:
 	TESTQ     AX, AX
-	JEQ       kept2392
+	JEQ       kept2896
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -2939,7 +4637,7 @@ next2390:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2392:
+kept2896:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -2960,7 +4658,7 @@ kept2392:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VPADDQ      Z18, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2393
+	JNE         unusual2897
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z16
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -2968,15 +4666,43 @@ kept2392:
 	VMOVDQU32   Z3, K2, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2394
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2899
+	VPSUBW      (BX)(CX*2), Y16, Y18
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y18, K1
+	VPABSW      Y18, Y18
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y18, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y18
+	VMOVDQU16   Y18, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2393:
+noted2899:
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2898
+
+unusual2897:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162396
-	JA        fp322397
+	JE        fp162901
+	JA        fp322902
 	VPTESTMD  Z0, Z18, K1
 	VPADDD    Z1, Z18, Z16
 	VCMPPS    $0x03, Z18, Z18, K2
@@ -2984,67 +4710,123 @@ unusual2393:
 	VMOVDQU32 Z3, K2, Z16
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2400
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2399
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2904
+	VPSUBW    (BX)(CX*2), Y16, Y18
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2400:
+noted2904:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2906
+	VMOVNTDQ Y16, (BX)(CX*2)
+	JMP      stored2905
+
+ordinary2906:
 	VMOVDQU32 Y16, (BX)(CX*2)
 
-stored2399:
-	JMP done2398
+stored2905:
+	JMP done2903
 
-fp162396:
+fp162901:
 	VPXORD    Y17, Y17, Y17
 	VCVTPS2PH $0x00, Z18, Y17
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2402
-	VMOVNTDQ  Y17, (BX)(CX*2)
-	JMP       stored2401
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2907
+	VPSUBW    (BX)(CX*2), Y17, Y16
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y16, K1
+	VPABSW    Y16, Y16
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y16, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y16
+	VMOVDQU16 Y16, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2402:
+noted2907:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2909
+	VMOVNTDQ Y17, (BX)(CX*2)
+	JMP      stored2908
+
+ordinary2909:
 	VMOVDQU32 Y17, (BX)(CX*2)
 
-stored2401:
-	JMP done2398
+stored2908:
+	JMP done2903
 
-fp322397:
-done2398:
-stored2394:
+fp322902:
+done2903:
+stored2898:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2391:
+check2895:
 	CMPQ CX, R10
-	JB   next2390
+	JB   next2894
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2390
+	JB   next2894
 
-done2363:
+done2861:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z12, (AX)
 	VMOVDQU32 Z13, 64(AX)
 	VMOVDQU32 Z14, 256(AX)
 	VMOVDQU32 Z15, 320(AX)
-	JMP       updated2359
+	JMP       updated2857
 
-plain2358:
+plain2856:
 	CMPQ CX, $0x01
-	JE   fp162404
-	JA   fp322405
+	JE   fp162911
+	JA   fp322912
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2408
+	JMP  check2915
 
-next2407:
+next2914:
 	TESTQ     AX, AX
-	JEQ       kept2409
+	JEQ       kept2916
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -3054,7 +4836,7 @@ next2407:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2409:
+kept2916:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -3072,7 +4854,7 @@ kept2409:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2410
+	JNE         unusual2917
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -3080,15 +4862,43 @@ kept2409:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2411
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2919
+	VPSUBW      (BX)(CX*2), Y12, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2410:
+noted2919:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2918
+
+unusual2917:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162413
-	JA        fp322414
+	JE        fp162921
+	JA        fp322922
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -3096,56 +4906,112 @@ unusual2410:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2417
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2416
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2924
+	VPSUBW    (BX)(CX*2), Y12, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2417:
+noted2924:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2926
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2925
+
+ordinary2926:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2416:
-	JMP done2415
+stored2925:
+	JMP done2923
 
-fp162413:
+fp162921:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2419
-	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored2418
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2927
+	VPSUBW    (BX)(CX*2), Y13, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2419:
+noted2927:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2929
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored2928
+
+ordinary2929:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored2418:
-	JMP done2415
+stored2928:
+	JMP done2923
 
-fp322414:
-done2415:
-stored2411:
+fp322922:
+done2923:
+stored2918:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2408:
+check2915:
 	CMPQ CX, R10
-	JB   next2407
+	JB   next2914
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2407
-	JMP  done2406
+	JB   next2914
+	JMP  done2913
 
-fp162404:
+fp162911:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2421
+	JMP  check2931
 
-next2420:
+next2930:
 	TESTQ     AX, AX
-	JEQ       kept2422
+	JEQ       kept2932
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -3155,7 +5021,7 @@ next2420:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2422:
+kept2932:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -3172,7 +5038,7 @@ kept2422:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2423
+	JNE         unusual2933
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -3180,15 +5046,43 @@ kept2422:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2424
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2935
+	VPSUBW      (BX)(CX*2), Y12, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2423:
+noted2935:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2934
+
+unusual2933:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162426
-	JA        fp322427
+	JE        fp162937
+	JA        fp322938
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -3196,56 +5090,112 @@ unusual2423:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2430
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2429
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2940
+	VPSUBW    (BX)(CX*2), Y12, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2430:
+noted2940:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2942
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2941
+
+ordinary2942:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2429:
-	JMP done2428
+stored2941:
+	JMP done2939
 
-fp162426:
+fp162937:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2432
-	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored2431
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2943
+	VPSUBW    (BX)(CX*2), Y13, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2432:
+noted2943:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2945
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored2944
+
+ordinary2945:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored2431:
-	JMP done2428
+stored2944:
+	JMP done2939
 
-fp322427:
-done2428:
-stored2424:
+fp322938:
+done2939:
+stored2934:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2421:
+check2931:
 	CMPQ CX, R10
-	JB   next2420
+	JB   next2930
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2420
-	JMP  done2406
+	JB   next2930
+	JMP  done2913
 
-fp322405:
+fp322912:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2434
+	JMP  check2947
 
-next2433:
+next2946:
 	TESTQ     AX, AX
-	JEQ       kept2435
+	JEQ       kept2948
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -3255,7 +5205,7 @@ next2433:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2435:
+kept2948:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -3272,7 +5222,7 @@ kept2435:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2436
+	JNE         unusual2949
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -3280,15 +5230,43 @@ kept2435:
 	VMOVDQU32   Z3, K2, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2437
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2951
+	VPSUBW      (BX)(CX*2), Y12, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-unusual2436:
+noted2951:
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2950
+
+unusual2949:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162439
-	JA        fp322440
+	JE        fp162953
+	JA        fp322954
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -3296,47 +5274,103 @@ unusual2436:
 	VMOVDQU32 Z3, K2, Z12
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2443
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2442
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2956
+	VPSUBW    (BX)(CX*2), Y12, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2443:
+noted2956:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2958
+	VMOVNTDQ Y12, (BX)(CX*2)
+	JMP      stored2957
+
+ordinary2958:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored2442:
-	JMP done2441
+stored2957:
+	JMP done2955
 
-fp162439:
+fp162953:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
-	JNE       ordinary2445
-	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored2444
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted2959
+	VPSUBW    (BX)(CX*2), Y13, Y12
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y12, K1
+	VPABSW    Y12, Y12
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y12, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y12
+	VMOVDQU16 Y12, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary2445:
+noted2959:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2961
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored2960
+
+ordinary2961:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored2444:
-	JMP done2441
+stored2960:
+	JMP done2955
 
-fp322440:
-done2441:
-stored2437:
+fp322954:
+done2955:
+stored2950:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2434:
+check2947:
 	CMPQ CX, R10
-	JB   next2433
+	JB   next2946
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2433
+	JB   next2946
 
-done2406:
-updated2359:
+done2913:
+updated2857:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3362,15 +5396,15 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp162447
-	JA     fp322448
+	JE     fp162963
+	JA     fp322964
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check2451
+	JMP    check2967
 
-next2450:
+next2966:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -3380,36 +5414,36 @@ next2450:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2452
+	JEQ        written2968
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2453
+	JNE        unaligned2969
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2452
+	JMP        written2968
 
-unaligned2453:
+unaligned2969:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2452:
+written2968:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2451:
+check2967:
 	CMPQ DX, R8
-	JB   next2450
+	JB   next2966
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2450
-	JMP  done2449
+	JB   next2966
+	JMP  done2965
 
-fp162447:
+fp162963:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check2455
+	JMP  check2971
 
-next2454:
+next2970:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -3419,36 +5453,36 @@ next2454:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2456
+	JEQ        written2972
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2457
+	JNE        unaligned2973
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2456
+	JMP        written2972
 
-unaligned2457:
+unaligned2973:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2456:
+written2972:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2455:
+check2971:
 	CMPQ DX, R8
-	JB   next2454
+	JB   next2970
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2454
-	JMP  done2449
+	JB   next2970
+	JMP  done2965
 
-fp322448:
+fp322964:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check2459
+	JMP  check2975
 
-next2458:
+next2974:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -3458,28 +5492,28 @@ next2458:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2460
+	JEQ        written2976
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2461
+	JNE        unaligned2977
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2460
+	JMP        written2976
 
-unaligned2461:
+unaligned2977:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2460:
+written2976:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2459:
+check2975:
 	CMPQ DX, R8
-	JB   next2458
+	JB   next2974
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2458
+	JB   next2974
 
-done2449:
+done2965:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -3506,15 +5540,15 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp162463
-	JA     fp322464
+	JE     fp162979
+	JA     fp322980
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check2467
+	JMP    check2983
 
-next2466:
+next2982:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -3527,36 +5561,36 @@ next2466:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2468
+	JEQ        written2984
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2469
+	JNE        unaligned2985
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2468
+	JMP        written2984
 
-unaligned2469:
+unaligned2985:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2468:
+written2984:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2467:
+check2983:
 	CMPQ DX, R9
-	JB   next2466
+	JB   next2982
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2466
-	JMP  done2465
+	JB   next2982
+	JMP  done2981
 
-fp162463:
+fp162979:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check2471
+	JMP  check2987
 
-next2470:
+next2986:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -3569,36 +5603,36 @@ next2470:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2472
+	JEQ        written2988
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2473
+	JNE        unaligned2989
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2472
+	JMP        written2988
 
-unaligned2473:
+unaligned2989:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2472:
+written2988:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2471:
+check2987:
 	CMPQ DX, R9
-	JB   next2470
+	JB   next2986
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2470
-	JMP  done2465
+	JB   next2986
+	JMP  done2981
 
-fp322464:
+fp322980:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check2475
+	JMP  check2991
 
-next2474:
+next2990:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -3611,34 +5645,34 @@ next2474:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2476
+	JEQ        written2992
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2477
+	JNE        unaligned2993
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2476
+	JMP        written2992
 
-unaligned2477:
+unaligned2993:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2476:
+written2992:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2475:
+check2991:
 	CMPQ DX, R9
-	JB   next2474
+	JB   next2990
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2474
+	JB   next2990
 
-done2465:
+done2981:
 	SFENCE
 	VZEROUPPER
 	RET
 
 // func adamFP32BF16AVX512(a *Arguments)
-// Requires: AVX, AVX512F, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -3665,10 +5699,10 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2478
+	JEQ       aligned2994
 	ORQ       $0x04, DI
 
-aligned2478:
+aligned2994:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -3693,7 +5727,7 @@ aligned2478:
 	MOVQ         a+0(FP), R14
 	MOVQ         40(R14), R14
 	TESTQ        R14, R14
-	JEQ          plain2479
+	JEQ          plain2995
 	VPXORQ       Z14, Z14, Z14
 	VPXORQ       Z15, Z15, Z15
 	VPXORQ       Z16, Z16, Z16
@@ -3701,17 +5735,17 @@ aligned2478:
 	VPXORQ       Z18, Z18, Z18
 	VPXORQ       Z19, Z19, Z19
 	CMPQ         CX, $0x01
-	JE           fp162482
-	JA           fp322483
+	JE           fp162998
+	JA           fp322999
 	MOVQ         R13, CX
 	MOVQ         a+0(FP), R13
 	MOVQ         16(R13), R13
 	ADDQ         CX, R13
-	JMP          check2486
+	JMP          check3002
 
-next2485:
+next3001:
 	TESTQ     R10, R10
-	JEQ       kept2487
+	JEQ       kept3003
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -3725,172 +5759,325 @@ next2485:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2487:
-	PREFETCHT0  (SI)(R13*4)
-	PREFETCHT0  64(SI)(R13*4)
-	PREFETCHT0  (R8)(R13*2)
-	PREFETCHT0  (R9)(R13*2)
-	VPADDQ      (SI)(CX*4), Z14, Z14
-	VPADDQ      64(SI)(CX*4), Z14, Z14
-	VPADDQ      (R8)(CX*2), Z16, Z16
-	VPADDQ      (R9)(CX*2), Z18, Z18
-	PREFETCHT0  (DX)(R13*2)
-	VMOVDQU32   (DX)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z20
-	VPANDD      Z4, Z22, Z22
-	VMOVUPS     (SI)(CX*4), Z23
-	VMOVUPS     64(SI)(CX*4), Z24
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
-	VPERMI2PS   Z24, Z23, Z25
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
-	VPERMI2PS   Z24, Z23, Z26
-	VMULPS      (AX), Z20, Z20
-	VFMADD231PS 64(AX), Z25, Z20
-	VMULPS      (AX), Z22, Z22
-	VFMADD231PS 64(AX), Z26, Z22
-	VMOVDQU32   (R8)(CX*2), Z24
-	VPSLLD      $0x10, Z24, Z23
-	VPANDD      Z4, Z24, Z24
-	VMULPS      Z23, Z8, Z23
-	VFMADD231PS Z9, Z20, Z23
-	VMULPS      Z24, Z8, Z24
-	VFMADD231PS Z9, Z22, Z24
-	VMULPS      Z20, Z20, Z20
-	VMULPS      Z22, Z22, Z22
-	VMOVDQU32   (R9)(CX*2), Z28
-	VPSLLD      $0x10, Z28, Z27
-	VPANDD      Z4, Z28, Z28
-	VMULPS      Z27, Z10, Z27
-	VFMADD231PS Z11, Z20, Z27
-	VMULPS      Z28, Z10, Z20
-	VFMADD231PS Z11, Z22, Z20
-	VPADDD      pattern00008000<>+0(SB), Z23, Z22
-	VPADDD      pattern00008000<>+0(SB), Z24, Z28
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z28, Z4, Z22
-	VMOVDQU32   Z22, (R8)(CX*2)
-	VPADDQ      Z22, Z17, Z17
-	VPMULLD     Z7, Z7, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z5, Z7, Z28
-	VPMULLD     Z28, Z28, Z28
-	VPSRLD      $0x10, Z28, Z28
-	VPADDD      Z27, Z22, Z22
-	VPADDD      Z20, Z28, Z28
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z28, Z4, Z22
-	VMOVDQU32   Z22, (R9)(CX*2)
-	VPADDQ      Z22, Z19, Z19
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z27, Z27
-	VSQRTPS     Z20, Z20
-	VFMADD213PS 448(AX), Z12, Z27
-	VDIVPS      Z27, Z23, Z23
-	VFMADD231PS 512(AX), Z25, Z25
-	VFMADD231PS Z13, Z23, Z25
-	VFMADD213PS 448(AX), Z12, Z20
-	VDIVPS      Z20, Z24, Z24
-	VFMADD231PS 512(AX), Z26, Z26
-	VFMADD231PS Z13, Z24, Z26
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
-	VPERMI2PS   Z26, Z25, Z20
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
-	VPERMI2PS   Z26, Z25, Z22
-	VMOVUPS     Z20, (SI)(CX*4)
-	VPADDQ      Z20, Z15, Z15
-	VMOVUPS     Z22, 64(SI)(CX*4)
-	VPADDQ      Z22, Z15, Z15
-	TESTQ       DI, DI
-	JNE         unusual2488
-	VPTESTMD    Z0, Z25, K1
-	VPADDD      Z1, Z25, Z20
-	VCMPPS      $0x03, Z25, Z25, K2
-	VPADDD      Z2, Z20, K1, Z20
-	VMOVDQU32   Z3, K2, Z20
-	VPTESTMD    Z0, Z26, K1
-	VPADDD      Z1, Z26, Z22
-	VCMPPS      $0x03, Z26, Z26, K2
-	VPADDD      Z2, Z22, K1, Z22
-	VMOVDQU32   Z3, K2, Z22
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z22, Z4, Z20
-	VMOVNTDQ    Z20, (BX)(CX*2)
-	JMP         stored2489
+kept3003:
+	PREFETCHT0    (SI)(R13*4)
+	PREFETCHT0    64(SI)(R13*4)
+	PREFETCHT0    (R8)(R13*2)
+	PREFETCHT0    (R9)(R13*2)
+	VPADDQ        (SI)(CX*4), Z14, Z14
+	VPADDQ        64(SI)(CX*4), Z14, Z14
+	VPADDQ        (R8)(CX*2), Z16, Z16
+	VPADDQ        (R9)(CX*2), Z18, Z18
+	PREFETCHT0    (DX)(R13*2)
+	VMOVDQU32     (DX)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z20
+	VPANDD        Z4, Z22, Z22
+	VMOVUPS       (SI)(CX*4), Z23
+	VMOVUPS       64(SI)(CX*4), Z24
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS     Z24, Z23, Z25
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS     Z24, Z23, Z26
+	VMULPS        (AX), Z20, Z20
+	VFMADD231PS   64(AX), Z25, Z20
+	VMULPS        (AX), Z22, Z22
+	VFMADD231PS   64(AX), Z26, Z22
+	VMOVDQU32     (R8)(CX*2), Z24
+	VPSLLD        $0x10, Z24, Z23
+	VPANDD        Z4, Z24, Z24
+	VMULPS        Z23, Z8, Z23
+	VFMADD231PS   Z9, Z20, Z23
+	VMULPS        Z24, Z8, Z24
+	VFMADD231PS   Z9, Z22, Z24
+	VMULPS        Z20, Z20, Z20
+	VMULPS        Z22, Z22, Z22
+	VMOVDQU32     (R9)(CX*2), Z28
+	VPSLLD        $0x10, Z28, Z27
+	VPANDD        Z4, Z28, Z28
+	VMULPS        Z27, Z10, Z27
+	VFMADD231PS   Z11, Z20, Z27
+	VMULPS        Z28, Z10, Z20
+	VFMADD231PS   Z11, Z22, Z20
+	VPADDD        pattern00008000<>+0(SB), Z23, Z22
+	VPADDD        pattern00008000<>+0(SB), Z24, Z28
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z28, Z4, Z22
+	VMOVDQU32     Z22, (R8)(CX*2)
+	VPADDQ        Z22, Z17, Z17
+	VPMULLD       Z7, Z7, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z5, Z7, Z28
+	VPMULLD       Z28, Z28, Z28
+	VPSRLD        $0x10, Z28, Z28
+	VPADDD        Z27, Z22, Z22
+	VPADDD        Z20, Z28, Z28
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z28, Z4, Z22
+	VMOVDQU32     Z22, (R9)(CX*2)
+	VPADDQ        Z22, Z19, Z19
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z27, Z27
+	VSQRTPS       Z20, Z20
+	VFMADD213PS   448(AX), Z12, Z27
+	VDIVPS        Z27, Z23, Z23
+	VFMADD231PS   512(AX), Z25, Z25
+	VFMADD231PS   Z13, Z23, Z25
+	VFMADD213PS   448(AX), Z12, Z20
+	VDIVPS        Z20, Z24, Z24
+	VFMADD231PS   512(AX), Z26, Z26
+	VFMADD231PS   Z13, Z24, Z26
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS     Z26, Z25, Z20
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS     Z26, Z25, Z22
+	VMOVUPS       Z20, (SI)(CX*4)
+	VPADDQ        Z20, Z15, Z15
+	VMOVUPS       Z22, 64(SI)(CX*4)
+	VPADDQ        Z22, Z15, Z15
+	TESTQ         DI, DI
+	JNE           unusual3004
+	VPTESTMD      Z0, Z25, K1
+	VPADDD        Z1, Z25, Z20
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        Z2, Z20, K1, Z20
+	VMOVDQU32     Z3, K2, Z20
+	VPTESTMD      Z0, Z26, K1
+	VPADDD        Z1, Z26, Z22
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        Z2, Z22, K1, Z22
+	VMOVDQU32     Z3, K2, Z22
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z22, Z4, Z20
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3006
+	VPSUBW        (BX)(CX*2), Y20, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z20, Y22
+	VPSUBW        32(BX)(CX*2), Y22, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-unusual2488:
-	MOVQ       DI, R14
-	ANDQ       $0x03, R14
-	CMPQ       R14, $0x01
-	JE         fp162491
-	JA         fp322492
-	VPTESTMD   Z0, Z25, K1
-	VPADDD     Z1, Z25, Z20
-	VCMPPS     $0x03, Z25, Z25, K2
-	VPADDD     Z2, Z20, K1, Z20
-	VMOVDQU32  Z3, K2, Z20
-	VPTESTMD   Z0, Z26, K1
-	VPADDD     Z1, Z26, Z22
-	VCMPPS     $0x03, Z26, Z26, K2
-	VPADDD     Z2, Z22, K1, Z22
-	VMOVDQU32  Z3, K2, Z22
-	VPSRLD     $0x10, Z20, Z20
-	VPTERNLOGD $0xf8, Z22, Z4, Z20
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2495
-	VMOVNTDQ   Z20, (BX)(CX*2)
-	JMP        stored2494
+noted3006:
+	VMOVNTDQ Z20, (BX)(CX*2)
+	JMP      stored3005
 
-ordinary2495:
+unusual3004:
+	MOVQ          DI, R14
+	ANDQ          $0x03, R14
+	CMPQ          R14, $0x01
+	JE            fp163008
+	JA            fp323009
+	VPTESTMD      Z0, Z25, K1
+	VPADDD        Z1, Z25, Z20
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        Z2, Z20, K1, Z20
+	VMOVDQU32     Z3, K2, Z20
+	VPTESTMD      Z0, Z26, K1
+	VPADDD        Z1, Z26, Z22
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        Z2, Z22, K1, Z22
+	VMOVDQU32     Z3, K2, Z22
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z22, Z4, Z20
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3011
+	VPSUBW        (BX)(CX*2), Y20, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z20, Y22
+	VPSUBW        32(BX)(CX*2), Y22, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+
+noted3011:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3013
+	VMOVNTDQ Z20, (BX)(CX*2)
+	JMP      stored3012
+
+ordinary3013:
 	VMOVDQU32 Z20, (BX)(CX*2)
 
-stored2494:
-	JMP done2493
+stored3012:
+	JMP done3010
 
-fp162491:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
-	VPERMI2PS    Z26, Z25, Z20
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
-	VPERMI2PS    Z26, Z25, Z22
-	VPXORD       Z21, Z21, Z21
-	VCVTPS2PH    $0x00, Z20, Y21
-	VCVTPS2PH    $0x00, Z22, Y20
-	VINSERTI64X4 $0x01, Y20, Z21, Z21
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2497
-	VMOVNTDQ     Z21, (BX)(CX*2)
-	JMP          stored2496
+fp163008:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS     Z26, Z25, Z20
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS     Z26, Z25, Z22
+	VPXORD        Z21, Z21, Z21
+	VCVTPS2PH     $0x00, Z20, Y21
+	VCVTPS2PH     $0x00, Z22, Y20
+	VINSERTI64X4  $0x01, Y20, Z21, Z21
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3014
+	VPSUBW        (BX)(CX*2), Y21, Y20
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y20
+	VMOVDQU16     Y20, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z21, Y20
+	VPSUBW        32(BX)(CX*2), Y20, Y20
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y20
+	VMOVDQU16     Y20, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-ordinary2497:
+noted3014:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3016
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored3015
+
+ordinary3016:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored2496:
-	JMP done2493
+stored3015:
+	JMP done3010
 
-fp322492:
-done2493:
-stored2489:
+fp323009:
+done3010:
+stored3005:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2486:
+check3002:
 	CMPQ CX, R12
-	JB   next2485
+	JB   next3001
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2485
-	JMP  done2484
+	JB   next3001
+	JMP  done3000
 
-fp162482:
+fp162998:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check2499
+	JMP  check3018
 
-next2498:
+next3017:
 	TESTQ     R10, R10
-	JEQ       kept2500
+	JEQ       kept3019
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -3904,175 +6091,328 @@ next2498:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2500:
-	PREFETCHT0  (SI)(R13*4)
-	PREFETCHT0  64(SI)(R13*4)
-	PREFETCHT0  (R8)(R13*2)
-	PREFETCHT0  (R9)(R13*2)
-	VPADDQ      (SI)(CX*4), Z14, Z14
-	VPADDQ      64(SI)(CX*4), Z14, Z14
-	VPADDQ      (R8)(CX*2), Z16, Z16
-	VPADDQ      (R9)(CX*2), Z18, Z18
-	PREFETCHT0  (DX)(R13*2)
-	VCVTPH2PS   (DX)(CX*2), Z20
-	VCVTPH2PS   32(DX)(CX*2), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z20, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z20, Z24
-	VMOVUPS     (SI)(CX*4), Z20
-	VMOVUPS     64(SI)(CX*4), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
-	VPERMI2PS   Z22, Z20, Z25
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
-	VPERMI2PS   Z22, Z20, Z26
-	VMULPS      (AX), Z23, Z23
-	VFMADD231PS 64(AX), Z25, Z23
-	VMULPS      (AX), Z24, Z24
-	VFMADD231PS 64(AX), Z26, Z24
-	VMOVDQU32   (R8)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z20
-	VPANDD      Z4, Z22, Z22
-	VMULPS      Z20, Z8, Z20
-	VFMADD231PS Z9, Z23, Z20
-	VMULPS      Z22, Z8, Z22
-	VFMADD231PS Z9, Z24, Z22
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z24, Z24, Z24
-	VMOVDQU32   (R9)(CX*2), Z28
-	VPSLLD      $0x10, Z28, Z27
-	VPANDD      Z4, Z28, Z28
-	VMULPS      Z27, Z10, Z27
-	VFMADD231PS Z11, Z23, Z27
-	VMULPS      Z28, Z10, Z23
-	VFMADD231PS Z11, Z24, Z23
-	VPADDD      pattern00008000<>+0(SB), Z20, Z24
-	VPADDD      pattern00008000<>+0(SB), Z22, Z28
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z28, Z4, Z24
-	VMOVDQU32   Z24, (R8)(CX*2)
-	VPADDQ      Z24, Z17, Z17
-	VPMULLD     Z7, Z7, Z24
-	VPSRLD      $0x10, Z24, Z24
-	VPADDD      Z5, Z7, Z28
-	VPMULLD     Z28, Z28, Z28
-	VPSRLD      $0x10, Z28, Z28
-	VPADDD      Z27, Z24, Z24
-	VPADDD      Z23, Z28, Z28
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z28, Z4, Z24
-	VMOVDQU32   Z24, (R9)(CX*2)
-	VPADDQ      Z24, Z19, Z19
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z27, Z27
-	VSQRTPS     Z23, Z23
-	VFMADD213PS 448(AX), Z12, Z27
-	VDIVPS      Z27, Z20, Z20
-	VFMADD231PS 512(AX), Z25, Z25
-	VFMADD231PS Z13, Z20, Z25
-	VFMADD213PS 448(AX), Z12, Z23
-	VDIVPS      Z23, Z22, Z22
-	VFMADD231PS 512(AX), Z26, Z26
-	VFMADD231PS Z13, Z22, Z26
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
-	VPERMI2PS   Z26, Z25, Z20
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
-	VPERMI2PS   Z26, Z25, Z22
-	VMOVUPS     Z20, (SI)(CX*4)
-	VPADDQ      Z20, Z15, Z15
-	VMOVUPS     Z22, 64(SI)(CX*4)
-	VPADDQ      Z22, Z15, Z15
-	TESTQ       DI, DI
-	JNE         unusual2501
-	VPTESTMD    Z0, Z25, K1
-	VPADDD      Z1, Z25, Z20
-	VCMPPS      $0x03, Z25, Z25, K2
-	VPADDD      Z2, Z20, K1, Z20
-	VMOVDQU32   Z3, K2, Z20
-	VPTESTMD    Z0, Z26, K1
-	VPADDD      Z1, Z26, Z22
-	VCMPPS      $0x03, Z26, Z26, K2
-	VPADDD      Z2, Z22, K1, Z22
-	VMOVDQU32   Z3, K2, Z22
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z22, Z4, Z20
-	VMOVNTDQ    Z20, (BX)(CX*2)
-	JMP         stored2502
+kept3019:
+	PREFETCHT0    (SI)(R13*4)
+	PREFETCHT0    64(SI)(R13*4)
+	PREFETCHT0    (R8)(R13*2)
+	PREFETCHT0    (R9)(R13*2)
+	VPADDQ        (SI)(CX*4), Z14, Z14
+	VPADDQ        64(SI)(CX*4), Z14, Z14
+	VPADDQ        (R8)(CX*2), Z16, Z16
+	VPADDQ        (R9)(CX*2), Z18, Z18
+	PREFETCHT0    (DX)(R13*2)
+	VCVTPH2PS     (DX)(CX*2), Z20
+	VCVTPH2PS     32(DX)(CX*2), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS     Z22, Z20, Z23
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS     Z22, Z20, Z24
+	VMOVUPS       (SI)(CX*4), Z20
+	VMOVUPS       64(SI)(CX*4), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS     Z22, Z20, Z25
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS     Z22, Z20, Z26
+	VMULPS        (AX), Z23, Z23
+	VFMADD231PS   64(AX), Z25, Z23
+	VMULPS        (AX), Z24, Z24
+	VFMADD231PS   64(AX), Z26, Z24
+	VMOVDQU32     (R8)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z20
+	VPANDD        Z4, Z22, Z22
+	VMULPS        Z20, Z8, Z20
+	VFMADD231PS   Z9, Z23, Z20
+	VMULPS        Z22, Z8, Z22
+	VFMADD231PS   Z9, Z24, Z22
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z24, Z24, Z24
+	VMOVDQU32     (R9)(CX*2), Z28
+	VPSLLD        $0x10, Z28, Z27
+	VPANDD        Z4, Z28, Z28
+	VMULPS        Z27, Z10, Z27
+	VFMADD231PS   Z11, Z23, Z27
+	VMULPS        Z28, Z10, Z23
+	VFMADD231PS   Z11, Z24, Z23
+	VPADDD        pattern00008000<>+0(SB), Z20, Z24
+	VPADDD        pattern00008000<>+0(SB), Z22, Z28
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z28, Z4, Z24
+	VMOVDQU32     Z24, (R8)(CX*2)
+	VPADDQ        Z24, Z17, Z17
+	VPMULLD       Z7, Z7, Z24
+	VPSRLD        $0x10, Z24, Z24
+	VPADDD        Z5, Z7, Z28
+	VPMULLD       Z28, Z28, Z28
+	VPSRLD        $0x10, Z28, Z28
+	VPADDD        Z27, Z24, Z24
+	VPADDD        Z23, Z28, Z28
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z28, Z4, Z24
+	VMOVDQU32     Z24, (R9)(CX*2)
+	VPADDQ        Z24, Z19, Z19
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z27, Z27
+	VSQRTPS       Z23, Z23
+	VFMADD213PS   448(AX), Z12, Z27
+	VDIVPS        Z27, Z20, Z20
+	VFMADD231PS   512(AX), Z25, Z25
+	VFMADD231PS   Z13, Z20, Z25
+	VFMADD213PS   448(AX), Z12, Z23
+	VDIVPS        Z23, Z22, Z22
+	VFMADD231PS   512(AX), Z26, Z26
+	VFMADD231PS   Z13, Z22, Z26
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS     Z26, Z25, Z20
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS     Z26, Z25, Z22
+	VMOVUPS       Z20, (SI)(CX*4)
+	VPADDQ        Z20, Z15, Z15
+	VMOVUPS       Z22, 64(SI)(CX*4)
+	VPADDQ        Z22, Z15, Z15
+	TESTQ         DI, DI
+	JNE           unusual3020
+	VPTESTMD      Z0, Z25, K1
+	VPADDD        Z1, Z25, Z20
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        Z2, Z20, K1, Z20
+	VMOVDQU32     Z3, K2, Z20
+	VPTESTMD      Z0, Z26, K1
+	VPADDD        Z1, Z26, Z22
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        Z2, Z22, K1, Z22
+	VMOVDQU32     Z3, K2, Z22
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z22, Z4, Z20
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3022
+	VPSUBW        (BX)(CX*2), Y20, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z20, Y22
+	VPSUBW        32(BX)(CX*2), Y22, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-unusual2501:
-	MOVQ       DI, R14
-	ANDQ       $0x03, R14
-	CMPQ       R14, $0x01
-	JE         fp162504
-	JA         fp322505
-	VPTESTMD   Z0, Z25, K1
-	VPADDD     Z1, Z25, Z20
-	VCMPPS     $0x03, Z25, Z25, K2
-	VPADDD     Z2, Z20, K1, Z20
-	VMOVDQU32  Z3, K2, Z20
-	VPTESTMD   Z0, Z26, K1
-	VPADDD     Z1, Z26, Z22
-	VCMPPS     $0x03, Z26, Z26, K2
-	VPADDD     Z2, Z22, K1, Z22
-	VMOVDQU32  Z3, K2, Z22
-	VPSRLD     $0x10, Z20, Z20
-	VPTERNLOGD $0xf8, Z22, Z4, Z20
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2508
-	VMOVNTDQ   Z20, (BX)(CX*2)
-	JMP        stored2507
+noted3022:
+	VMOVNTDQ Z20, (BX)(CX*2)
+	JMP      stored3021
 
-ordinary2508:
+unusual3020:
+	MOVQ          DI, R14
+	ANDQ          $0x03, R14
+	CMPQ          R14, $0x01
+	JE            fp163024
+	JA            fp323025
+	VPTESTMD      Z0, Z25, K1
+	VPADDD        Z1, Z25, Z20
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        Z2, Z20, K1, Z20
+	VMOVDQU32     Z3, K2, Z20
+	VPTESTMD      Z0, Z26, K1
+	VPADDD        Z1, Z26, Z22
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        Z2, Z22, K1, Z22
+	VMOVDQU32     Z3, K2, Z22
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z22, Z4, Z20
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3027
+	VPSUBW        (BX)(CX*2), Y20, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z20, Y22
+	VPSUBW        32(BX)(CX*2), Y22, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+
+noted3027:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3029
+	VMOVNTDQ Z20, (BX)(CX*2)
+	JMP      stored3028
+
+ordinary3029:
 	VMOVDQU32 Z20, (BX)(CX*2)
 
-stored2507:
-	JMP done2506
+stored3028:
+	JMP done3026
 
-fp162504:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
-	VPERMI2PS    Z26, Z25, Z20
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
-	VPERMI2PS    Z26, Z25, Z22
-	VPXORD       Z21, Z21, Z21
-	VCVTPS2PH    $0x00, Z20, Y21
-	VCVTPS2PH    $0x00, Z22, Y20
-	VINSERTI64X4 $0x01, Y20, Z21, Z21
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2510
-	VMOVNTDQ     Z21, (BX)(CX*2)
-	JMP          stored2509
+fp163024:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS     Z26, Z25, Z20
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS     Z26, Z25, Z22
+	VPXORD        Z21, Z21, Z21
+	VCVTPS2PH     $0x00, Z20, Y21
+	VCVTPS2PH     $0x00, Z22, Y20
+	VINSERTI64X4  $0x01, Y20, Z21, Z21
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3030
+	VPSUBW        (BX)(CX*2), Y21, Y20
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y20
+	VMOVDQU16     Y20, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z21, Y20
+	VPSUBW        32(BX)(CX*2), Y20, Y20
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y20
+	VMOVDQU16     Y20, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-ordinary2510:
+noted3030:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3032
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored3031
+
+ordinary3032:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored2509:
-	JMP done2506
+stored3031:
+	JMP done3026
 
-fp322505:
-done2506:
-stored2502:
+fp323025:
+done3026:
+stored3021:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2499:
+check3018:
 	CMPQ CX, R12
-	JB   next2498
+	JB   next3017
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2498
-	JMP  done2484
+	JB   next3017
+	JMP  done3000
 
-fp322483:
+fp322999:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check2512
+	JMP  check3034
 
-next2511:
+next3033:
 	TESTQ     R10, R10
-	JEQ       kept2513
+	JEQ       kept3035
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -4086,166 +6426,319 @@ next2511:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2513:
-	PREFETCHT0  (SI)(R13*4)
-	PREFETCHT0  64(SI)(R13*4)
-	PREFETCHT0  (R8)(R13*2)
-	PREFETCHT0  (R9)(R13*2)
-	VPADDQ      (SI)(CX*4), Z14, Z14
-	VPADDQ      64(SI)(CX*4), Z14, Z14
-	VPADDQ      (R8)(CX*2), Z16, Z16
-	VPADDQ      (R9)(CX*2), Z18, Z18
-	PREFETCHT0  (DX)(R13*4)
-	PREFETCHT0  64(DX)(R13*4)
-	VMOVUPS     (DX)(CX*4), Z20
-	VMOVUPS     64(DX)(CX*4), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z20, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z20, Z24
-	VMOVUPS     (SI)(CX*4), Z20
-	VMOVUPS     64(SI)(CX*4), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
-	VPERMI2PS   Z22, Z20, Z25
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
-	VPERMI2PS   Z22, Z20, Z26
-	VMULPS      (AX), Z23, Z23
-	VFMADD231PS 64(AX), Z25, Z23
-	VMULPS      (AX), Z24, Z24
-	VFMADD231PS 64(AX), Z26, Z24
-	VMOVDQU32   (R8)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z20
-	VPANDD      Z4, Z22, Z22
-	VMULPS      Z20, Z8, Z20
-	VFMADD231PS Z9, Z23, Z20
-	VMULPS      Z22, Z8, Z22
-	VFMADD231PS Z9, Z24, Z22
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z24, Z24, Z24
-	VMOVDQU32   (R9)(CX*2), Z28
-	VPSLLD      $0x10, Z28, Z27
-	VPANDD      Z4, Z28, Z28
-	VMULPS      Z27, Z10, Z27
-	VFMADD231PS Z11, Z23, Z27
-	VMULPS      Z28, Z10, Z23
-	VFMADD231PS Z11, Z24, Z23
-	VPADDD      pattern00008000<>+0(SB), Z20, Z24
-	VPADDD      pattern00008000<>+0(SB), Z22, Z28
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z28, Z4, Z24
-	VMOVDQU32   Z24, (R8)(CX*2)
-	VPADDQ      Z24, Z17, Z17
-	VPMULLD     Z7, Z7, Z24
-	VPSRLD      $0x10, Z24, Z24
-	VPADDD      Z5, Z7, Z28
-	VPMULLD     Z28, Z28, Z28
-	VPSRLD      $0x10, Z28, Z28
-	VPADDD      Z27, Z24, Z24
-	VPADDD      Z23, Z28, Z28
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z28, Z4, Z24
-	VMOVDQU32   Z24, (R9)(CX*2)
-	VPADDQ      Z24, Z19, Z19
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z27, Z27
-	VSQRTPS     Z23, Z23
-	VFMADD213PS 448(AX), Z12, Z27
-	VDIVPS      Z27, Z20, Z20
-	VFMADD231PS 512(AX), Z25, Z25
-	VFMADD231PS Z13, Z20, Z25
-	VFMADD213PS 448(AX), Z12, Z23
-	VDIVPS      Z23, Z22, Z22
-	VFMADD231PS 512(AX), Z26, Z26
-	VFMADD231PS Z13, Z22, Z26
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
-	VPERMI2PS   Z26, Z25, Z20
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
-	VPERMI2PS   Z26, Z25, Z22
-	VMOVUPS     Z20, (SI)(CX*4)
-	VPADDQ      Z20, Z15, Z15
-	VMOVUPS     Z22, 64(SI)(CX*4)
-	VPADDQ      Z22, Z15, Z15
-	TESTQ       DI, DI
-	JNE         unusual2514
-	VPTESTMD    Z0, Z25, K1
-	VPADDD      Z1, Z25, Z20
-	VCMPPS      $0x03, Z25, Z25, K2
-	VPADDD      Z2, Z20, K1, Z20
-	VMOVDQU32   Z3, K2, Z20
-	VPTESTMD    Z0, Z26, K1
-	VPADDD      Z1, Z26, Z22
-	VCMPPS      $0x03, Z26, Z26, K2
-	VPADDD      Z2, Z22, K1, Z22
-	VMOVDQU32   Z3, K2, Z22
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z22, Z4, Z20
-	VMOVNTDQ    Z20, (BX)(CX*2)
-	JMP         stored2515
+kept3035:
+	PREFETCHT0    (SI)(R13*4)
+	PREFETCHT0    64(SI)(R13*4)
+	PREFETCHT0    (R8)(R13*2)
+	PREFETCHT0    (R9)(R13*2)
+	VPADDQ        (SI)(CX*4), Z14, Z14
+	VPADDQ        64(SI)(CX*4), Z14, Z14
+	VPADDQ        (R8)(CX*2), Z16, Z16
+	VPADDQ        (R9)(CX*2), Z18, Z18
+	PREFETCHT0    (DX)(R13*4)
+	PREFETCHT0    64(DX)(R13*4)
+	VMOVUPS       (DX)(CX*4), Z20
+	VMOVUPS       64(DX)(CX*4), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS     Z22, Z20, Z23
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS     Z22, Z20, Z24
+	VMOVUPS       (SI)(CX*4), Z20
+	VMOVUPS       64(SI)(CX*4), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS     Z22, Z20, Z25
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS     Z22, Z20, Z26
+	VMULPS        (AX), Z23, Z23
+	VFMADD231PS   64(AX), Z25, Z23
+	VMULPS        (AX), Z24, Z24
+	VFMADD231PS   64(AX), Z26, Z24
+	VMOVDQU32     (R8)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z20
+	VPANDD        Z4, Z22, Z22
+	VMULPS        Z20, Z8, Z20
+	VFMADD231PS   Z9, Z23, Z20
+	VMULPS        Z22, Z8, Z22
+	VFMADD231PS   Z9, Z24, Z22
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z24, Z24, Z24
+	VMOVDQU32     (R9)(CX*2), Z28
+	VPSLLD        $0x10, Z28, Z27
+	VPANDD        Z4, Z28, Z28
+	VMULPS        Z27, Z10, Z27
+	VFMADD231PS   Z11, Z23, Z27
+	VMULPS        Z28, Z10, Z23
+	VFMADD231PS   Z11, Z24, Z23
+	VPADDD        pattern00008000<>+0(SB), Z20, Z24
+	VPADDD        pattern00008000<>+0(SB), Z22, Z28
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z28, Z4, Z24
+	VMOVDQU32     Z24, (R8)(CX*2)
+	VPADDQ        Z24, Z17, Z17
+	VPMULLD       Z7, Z7, Z24
+	VPSRLD        $0x10, Z24, Z24
+	VPADDD        Z5, Z7, Z28
+	VPMULLD       Z28, Z28, Z28
+	VPSRLD        $0x10, Z28, Z28
+	VPADDD        Z27, Z24, Z24
+	VPADDD        Z23, Z28, Z28
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z28, Z4, Z24
+	VMOVDQU32     Z24, (R9)(CX*2)
+	VPADDQ        Z24, Z19, Z19
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z27, Z27
+	VSQRTPS       Z23, Z23
+	VFMADD213PS   448(AX), Z12, Z27
+	VDIVPS        Z27, Z20, Z20
+	VFMADD231PS   512(AX), Z25, Z25
+	VFMADD231PS   Z13, Z20, Z25
+	VFMADD213PS   448(AX), Z12, Z23
+	VDIVPS        Z23, Z22, Z22
+	VFMADD231PS   512(AX), Z26, Z26
+	VFMADD231PS   Z13, Z22, Z26
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS     Z26, Z25, Z20
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS     Z26, Z25, Z22
+	VMOVUPS       Z20, (SI)(CX*4)
+	VPADDQ        Z20, Z15, Z15
+	VMOVUPS       Z22, 64(SI)(CX*4)
+	VPADDQ        Z22, Z15, Z15
+	TESTQ         DI, DI
+	JNE           unusual3036
+	VPTESTMD      Z0, Z25, K1
+	VPADDD        Z1, Z25, Z20
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        Z2, Z20, K1, Z20
+	VMOVDQU32     Z3, K2, Z20
+	VPTESTMD      Z0, Z26, K1
+	VPADDD        Z1, Z26, Z22
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        Z2, Z22, K1, Z22
+	VMOVDQU32     Z3, K2, Z22
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z22, Z4, Z20
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3038
+	VPSUBW        (BX)(CX*2), Y20, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z20, Y22
+	VPSUBW        32(BX)(CX*2), Y22, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-unusual2514:
-	MOVQ       DI, R14
-	ANDQ       $0x03, R14
-	CMPQ       R14, $0x01
-	JE         fp162517
-	JA         fp322518
-	VPTESTMD   Z0, Z25, K1
-	VPADDD     Z1, Z25, Z20
-	VCMPPS     $0x03, Z25, Z25, K2
-	VPADDD     Z2, Z20, K1, Z20
-	VMOVDQU32  Z3, K2, Z20
-	VPTESTMD   Z0, Z26, K1
-	VPADDD     Z1, Z26, Z22
-	VCMPPS     $0x03, Z26, Z26, K2
-	VPADDD     Z2, Z22, K1, Z22
-	VMOVDQU32  Z3, K2, Z22
-	VPSRLD     $0x10, Z20, Z20
-	VPTERNLOGD $0xf8, Z22, Z4, Z20
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2521
-	VMOVNTDQ   Z20, (BX)(CX*2)
-	JMP        stored2520
+noted3038:
+	VMOVNTDQ Z20, (BX)(CX*2)
+	JMP      stored3037
 
-ordinary2521:
+unusual3036:
+	MOVQ          DI, R14
+	ANDQ          $0x03, R14
+	CMPQ          R14, $0x01
+	JE            fp163040
+	JA            fp323041
+	VPTESTMD      Z0, Z25, K1
+	VPADDD        Z1, Z25, Z20
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        Z2, Z20, K1, Z20
+	VMOVDQU32     Z3, K2, Z20
+	VPTESTMD      Z0, Z26, K1
+	VPADDD        Z1, Z26, Z22
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        Z2, Z22, K1, Z22
+	VMOVDQU32     Z3, K2, Z22
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z22, Z4, Z20
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3043
+	VPSUBW        (BX)(CX*2), Y20, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z20, Y22
+	VPSUBW        32(BX)(CX*2), Y22, Y22
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y22
+	VMOVDQU16     Y22, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+
+noted3043:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3045
+	VMOVNTDQ Z20, (BX)(CX*2)
+	JMP      stored3044
+
+ordinary3045:
 	VMOVDQU32 Z20, (BX)(CX*2)
 
-stored2520:
-	JMP done2519
+stored3044:
+	JMP done3042
 
-fp162517:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
-	VPERMI2PS    Z26, Z25, Z20
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
-	VPERMI2PS    Z26, Z25, Z22
-	VPXORD       Z21, Z21, Z21
-	VCVTPS2PH    $0x00, Z20, Y21
-	VCVTPS2PH    $0x00, Z22, Y20
-	VINSERTI64X4 $0x01, Y20, Z21, Z21
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2523
-	VMOVNTDQ     Z21, (BX)(CX*2)
-	JMP          stored2522
+fp163040:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS     Z26, Z25, Z20
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS     Z26, Z25, Z22
+	VPXORD        Z21, Z21, Z21
+	VCVTPS2PH     $0x00, Z20, Y21
+	VCVTPS2PH     $0x00, Z22, Y20
+	VINSERTI64X4  $0x01, Y20, Z21, Z21
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3046
+	VPSUBW        (BX)(CX*2), Y21, Y20
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y20
+	VMOVDQU16     Y20, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z21, Y20
+	VPSUBW        32(BX)(CX*2), Y20, Y20
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y20
+	VMOVDQU16     Y20, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-ordinary2523:
+noted3046:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3048
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored3047
+
+ordinary3048:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored2522:
-	JMP done2519
+stored3047:
+	JMP done3042
 
-fp322518:
-done2519:
-stored2515:
+fp323041:
+done3042:
+stored3037:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2512:
+check3034:
 	CMPQ CX, R12
-	JB   next2511
+	JB   next3033
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2511
+	JB   next3033
 
-done2484:
+done3000:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z14, (AX)
@@ -4254,21 +6747,21 @@ done2484:
 	VMOVDQU32 Z17, 320(AX)
 	VMOVDQU32 Z18, 384(AX)
 	VMOVDQU32 Z19, 448(AX)
-	JMP       updated2480
+	JMP       updated2996
 
-plain2479:
+plain2995:
 	CMPQ CX, $0x01
-	JE   fp162525
-	JA   fp322526
+	JE   fp163050
+	JA   fp323051
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check2529
+	JMP  check3054
 
-next2528:
+next3053:
 	TESTQ     R10, R10
-	JEQ       kept2530
+	JEQ       kept3055
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -4282,164 +6775,317 @@ next2528:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2530:
-	PREFETCHT0  (SI)(R13*4)
-	PREFETCHT0  64(SI)(R13*4)
-	PREFETCHT0  (R8)(R13*2)
-	PREFETCHT0  (R9)(R13*2)
-	PREFETCHT0  (DX)(R13*2)
-	VMOVDQU32   (DX)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z14
-	VPANDD      Z4, Z16, Z16
-	VMOVUPS     (SI)(CX*4), Z17
-	VMOVUPS     64(SI)(CX*4), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z18, Z17, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z18, Z17, Z20
-	VMULPS      (AX), Z14, Z14
-	VFMADD231PS 64(AX), Z19, Z14
-	VMULPS      (AX), Z16, Z16
-	VFMADD231PS 64(AX), Z20, Z16
-	VMOVDQU32   (R8)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z4, Z18, Z18
-	VMULPS      Z17, Z8, Z17
-	VFMADD231PS Z9, Z14, Z17
-	VMULPS      Z18, Z8, Z18
-	VFMADD231PS Z9, Z16, Z18
-	VMULPS      Z14, Z14, Z14
-	VMULPS      Z16, Z16, Z16
-	VMOVDQU32   (R9)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z4, Z22, Z22
-	VMULPS      Z21, Z10, Z21
-	VFMADD231PS Z11, Z14, Z21
-	VMULPS      Z22, Z10, Z14
-	VFMADD231PS Z11, Z16, Z14
-	VPADDD      pattern00008000<>+0(SB), Z17, Z16
-	VPADDD      pattern00008000<>+0(SB), Z18, Z22
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z22, Z4, Z16
-	VMOVDQU32   Z16, (R8)(CX*2)
-	VPMULLD     Z7, Z7, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z5, Z7, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z21, Z16, Z16
-	VPADDD      Z14, Z22, Z22
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z22, Z4, Z16
-	VMOVDQU32   Z16, (R9)(CX*2)
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z21, Z21
-	VSQRTPS     Z14, Z14
-	VFMADD213PS 448(AX), Z12, Z21
-	VDIVPS      Z21, Z17, Z17
-	VFMADD231PS 512(AX), Z19, Z19
-	VFMADD231PS Z13, Z17, Z19
-	VFMADD213PS 448(AX), Z12, Z14
-	VDIVPS      Z14, Z18, Z18
-	VFMADD231PS 512(AX), Z20, Z20
-	VFMADD231PS Z13, Z18, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS   Z20, Z19, Z14
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z14, (SI)(CX*4)
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2531
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z14
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z14, K1, Z14
-	VMOVDQU32   Z3, K2, Z14
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z16, Z4, Z14
-	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2532
+kept3055:
+	PREFETCHT0    (SI)(R13*4)
+	PREFETCHT0    64(SI)(R13*4)
+	PREFETCHT0    (R8)(R13*2)
+	PREFETCHT0    (R9)(R13*2)
+	PREFETCHT0    (DX)(R13*2)
+	VMOVDQU32     (DX)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z14
+	VPANDD        Z4, Z16, Z16
+	VMOVUPS       (SI)(CX*4), Z17
+	VMOVUPS       64(SI)(CX*4), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z18, Z17, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z18, Z17, Z20
+	VMULPS        (AX), Z14, Z14
+	VFMADD231PS   64(AX), Z19, Z14
+	VMULPS        (AX), Z16, Z16
+	VFMADD231PS   64(AX), Z20, Z16
+	VMOVDQU32     (R8)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z4, Z18, Z18
+	VMULPS        Z17, Z8, Z17
+	VFMADD231PS   Z9, Z14, Z17
+	VMULPS        Z18, Z8, Z18
+	VFMADD231PS   Z9, Z16, Z18
+	VMULPS        Z14, Z14, Z14
+	VMULPS        Z16, Z16, Z16
+	VMOVDQU32     (R9)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z4, Z22, Z22
+	VMULPS        Z21, Z10, Z21
+	VFMADD231PS   Z11, Z14, Z21
+	VMULPS        Z22, Z10, Z14
+	VFMADD231PS   Z11, Z16, Z14
+	VPADDD        pattern00008000<>+0(SB), Z17, Z16
+	VPADDD        pattern00008000<>+0(SB), Z18, Z22
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z22, Z4, Z16
+	VMOVDQU32     Z16, (R8)(CX*2)
+	VPMULLD       Z7, Z7, Z16
+	VPSRLD        $0x10, Z16, Z16
+	VPADDD        Z5, Z7, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z21, Z16, Z16
+	VPADDD        Z14, Z22, Z22
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z22, Z4, Z16
+	VMOVDQU32     Z16, (R9)(CX*2)
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z21, Z21
+	VSQRTPS       Z14, Z14
+	VFMADD213PS   448(AX), Z12, Z21
+	VDIVPS        Z21, Z17, Z17
+	VFMADD231PS   512(AX), Z19, Z19
+	VFMADD231PS   Z13, Z17, Z19
+	VFMADD213PS   448(AX), Z12, Z14
+	VDIVPS        Z14, Z18, Z18
+	VFMADD231PS   512(AX), Z20, Z20
+	VFMADD231PS   Z13, Z18, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z14, (SI)(CX*4)
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3056
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3058
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-unusual2531:
-	MOVQ       DI, R14
-	ANDQ       $0x03, R14
-	CMPQ       R14, $0x01
-	JE         fp162534
-	JA         fp322535
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z14
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z14, K1, Z14
-	VMOVDQU32  Z3, K2, Z14
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z14, Z14
-	VPTERNLOGD $0xf8, Z16, Z4, Z14
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2538
-	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2537
+noted3058:
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3057
 
-ordinary2538:
+unusual3056:
+	MOVQ          DI, R14
+	ANDQ          $0x03, R14
+	CMPQ          R14, $0x01
+	JE            fp163060
+	JA            fp323061
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3063
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+
+noted3063:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3065
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3064
+
+ordinary3065:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2537:
-	JMP done2536
+stored3064:
+	JMP done3062
 
-fp162534:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS    Z20, Z19, Z14
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z14, Y15
-	VCVTPS2PH    $0x00, Z16, Y14
-	VINSERTI64X4 $0x01, Y14, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2540
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2539
+fp163060:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z14, Y15
+	VCVTPS2PH     $0x00, Z16, Y14
+	VINSERTI64X4  $0x01, Y14, Z15, Z15
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3066
+	VPSUBW        (BX)(CX*2), Y15, Y14
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z15, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-ordinary2540:
+noted3066:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3068
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3067
+
+ordinary3068:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2539:
-	JMP done2536
+stored3067:
+	JMP done3062
 
-fp322535:
-done2536:
-stored2532:
+fp323061:
+done3062:
+stored3057:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2529:
+check3054:
 	CMPQ CX, R12
-	JB   next2528
+	JB   next3053
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2528
-	JMP  done2527
+	JB   next3053
+	JMP  done3052
 
-fp162525:
+fp163050:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check2542
+	JMP  check3070
 
-next2541:
+next3069:
 	TESTQ     R10, R10
-	JEQ       kept2543
+	JEQ       kept3071
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -4453,167 +7099,320 @@ next2541:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2543:
-	PREFETCHT0  (SI)(R13*4)
-	PREFETCHT0  64(SI)(R13*4)
-	PREFETCHT0  (R8)(R13*2)
-	PREFETCHT0  (R9)(R13*2)
-	PREFETCHT0  (DX)(R13*2)
-	VCVTPH2PS   (DX)(CX*2), Z14
-	VCVTPH2PS   32(DX)(CX*2), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z14, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z14, Z18
-	VMOVUPS     (SI)(CX*4), Z14
-	VMOVUPS     64(SI)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z16, Z14, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z16, Z14, Z20
-	VMULPS      (AX), Z17, Z17
-	VFMADD231PS 64(AX), Z19, Z17
-	VMULPS      (AX), Z18, Z18
-	VFMADD231PS 64(AX), Z20, Z18
-	VMOVDQU32   (R8)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z14
-	VPANDD      Z4, Z16, Z16
-	VMULPS      Z14, Z8, Z14
-	VFMADD231PS Z9, Z17, Z14
-	VMULPS      Z16, Z8, Z16
-	VFMADD231PS Z9, Z18, Z16
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMOVDQU32   (R9)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z4, Z22, Z22
-	VMULPS      Z21, Z10, Z21
-	VFMADD231PS Z11, Z17, Z21
-	VMULPS      Z22, Z10, Z17
-	VFMADD231PS Z11, Z18, Z17
-	VPADDD      pattern00008000<>+0(SB), Z14, Z18
-	VPADDD      pattern00008000<>+0(SB), Z16, Z22
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z22, Z4, Z18
-	VMOVDQU32   Z18, (R8)(CX*2)
-	VPMULLD     Z7, Z7, Z18
-	VPSRLD      $0x10, Z18, Z18
-	VPADDD      Z5, Z7, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z21, Z18, Z18
-	VPADDD      Z17, Z22, Z22
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z22, Z4, Z18
-	VMOVDQU32   Z18, (R9)(CX*2)
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z21, Z21
-	VSQRTPS     Z17, Z17
-	VFMADD213PS 448(AX), Z12, Z21
-	VDIVPS      Z21, Z14, Z14
-	VFMADD231PS 512(AX), Z19, Z19
-	VFMADD231PS Z13, Z14, Z19
-	VFMADD213PS 448(AX), Z12, Z17
-	VDIVPS      Z17, Z16, Z16
-	VFMADD231PS 512(AX), Z20, Z20
-	VFMADD231PS Z13, Z16, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS   Z20, Z19, Z14
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z14, (SI)(CX*4)
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2544
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z14
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z14, K1, Z14
-	VMOVDQU32   Z3, K2, Z14
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z16, Z4, Z14
-	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2545
+kept3071:
+	PREFETCHT0    (SI)(R13*4)
+	PREFETCHT0    64(SI)(R13*4)
+	PREFETCHT0    (R8)(R13*2)
+	PREFETCHT0    (R9)(R13*2)
+	PREFETCHT0    (DX)(R13*2)
+	VCVTPH2PS     (DX)(CX*2), Z14
+	VCVTPH2PS     32(DX)(CX*2), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z14, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z14, Z18
+	VMOVUPS       (SI)(CX*4), Z14
+	VMOVUPS       64(SI)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z16, Z14, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z16, Z14, Z20
+	VMULPS        (AX), Z17, Z17
+	VFMADD231PS   64(AX), Z19, Z17
+	VMULPS        (AX), Z18, Z18
+	VFMADD231PS   64(AX), Z20, Z18
+	VMOVDQU32     (R8)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z14
+	VPANDD        Z4, Z16, Z16
+	VMULPS        Z14, Z8, Z14
+	VFMADD231PS   Z9, Z17, Z14
+	VMULPS        Z16, Z8, Z16
+	VFMADD231PS   Z9, Z18, Z16
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMOVDQU32     (R9)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z4, Z22, Z22
+	VMULPS        Z21, Z10, Z21
+	VFMADD231PS   Z11, Z17, Z21
+	VMULPS        Z22, Z10, Z17
+	VFMADD231PS   Z11, Z18, Z17
+	VPADDD        pattern00008000<>+0(SB), Z14, Z18
+	VPADDD        pattern00008000<>+0(SB), Z16, Z22
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z22, Z4, Z18
+	VMOVDQU32     Z18, (R8)(CX*2)
+	VPMULLD       Z7, Z7, Z18
+	VPSRLD        $0x10, Z18, Z18
+	VPADDD        Z5, Z7, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z21, Z18, Z18
+	VPADDD        Z17, Z22, Z22
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z22, Z4, Z18
+	VMOVDQU32     Z18, (R9)(CX*2)
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z21, Z21
+	VSQRTPS       Z17, Z17
+	VFMADD213PS   448(AX), Z12, Z21
+	VDIVPS        Z21, Z14, Z14
+	VFMADD231PS   512(AX), Z19, Z19
+	VFMADD231PS   Z13, Z14, Z19
+	VFMADD213PS   448(AX), Z12, Z17
+	VDIVPS        Z17, Z16, Z16
+	VFMADD231PS   512(AX), Z20, Z20
+	VFMADD231PS   Z13, Z16, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z14, (SI)(CX*4)
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3072
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3074
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-unusual2544:
-	MOVQ       DI, R14
-	ANDQ       $0x03, R14
-	CMPQ       R14, $0x01
-	JE         fp162547
-	JA         fp322548
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z14
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z14, K1, Z14
-	VMOVDQU32  Z3, K2, Z14
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z14, Z14
-	VPTERNLOGD $0xf8, Z16, Z4, Z14
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2551
-	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2550
+noted3074:
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3073
 
-ordinary2551:
+unusual3072:
+	MOVQ          DI, R14
+	ANDQ          $0x03, R14
+	CMPQ          R14, $0x01
+	JE            fp163076
+	JA            fp323077
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3079
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+
+noted3079:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3081
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3080
+
+ordinary3081:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2550:
-	JMP done2549
+stored3080:
+	JMP done3078
 
-fp162547:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS    Z20, Z19, Z14
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z14, Y15
-	VCVTPS2PH    $0x00, Z16, Y14
-	VINSERTI64X4 $0x01, Y14, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2553
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2552
+fp163076:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z14, Y15
+	VCVTPS2PH     $0x00, Z16, Y14
+	VINSERTI64X4  $0x01, Y14, Z15, Z15
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3082
+	VPSUBW        (BX)(CX*2), Y15, Y14
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z15, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-ordinary2553:
+noted3082:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3084
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3083
+
+ordinary3084:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2552:
-	JMP done2549
+stored3083:
+	JMP done3078
 
-fp322548:
-done2549:
-stored2545:
+fp323077:
+done3078:
+stored3073:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2542:
+check3070:
 	CMPQ CX, R12
-	JB   next2541
+	JB   next3069
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2541
-	JMP  done2527
+	JB   next3069
+	JMP  done3052
 
-fp322526:
+fp323051:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check2555
+	JMP  check3086
 
-next2554:
+next3085:
 	TESTQ     R10, R10
-	JEQ       kept2556
+	JEQ       kept3087
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -4627,166 +7426,319 @@ next2554:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2556:
-	PREFETCHT0  (SI)(R13*4)
-	PREFETCHT0  64(SI)(R13*4)
-	PREFETCHT0  (R8)(R13*2)
-	PREFETCHT0  (R9)(R13*2)
-	PREFETCHT0  (DX)(R13*4)
-	PREFETCHT0  64(DX)(R13*4)
-	VMOVUPS     (DX)(CX*4), Z14
-	VMOVUPS     64(DX)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z14, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z14, Z18
-	VMOVUPS     (SI)(CX*4), Z14
-	VMOVUPS     64(SI)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z16, Z14, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z16, Z14, Z20
-	VMULPS      (AX), Z17, Z17
-	VFMADD231PS 64(AX), Z19, Z17
-	VMULPS      (AX), Z18, Z18
-	VFMADD231PS 64(AX), Z20, Z18
-	VMOVDQU32   (R8)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z14
-	VPANDD      Z4, Z16, Z16
-	VMULPS      Z14, Z8, Z14
-	VFMADD231PS Z9, Z17, Z14
-	VMULPS      Z16, Z8, Z16
-	VFMADD231PS Z9, Z18, Z16
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMOVDQU32   (R9)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z4, Z22, Z22
-	VMULPS      Z21, Z10, Z21
-	VFMADD231PS Z11, Z17, Z21
-	VMULPS      Z22, Z10, Z17
-	VFMADD231PS Z11, Z18, Z17
-	VPADDD      pattern00008000<>+0(SB), Z14, Z18
-	VPADDD      pattern00008000<>+0(SB), Z16, Z22
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z22, Z4, Z18
-	VMOVDQU32   Z18, (R8)(CX*2)
-	VPMULLD     Z7, Z7, Z18
-	VPSRLD      $0x10, Z18, Z18
-	VPADDD      Z5, Z7, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z21, Z18, Z18
-	VPADDD      Z17, Z22, Z22
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z22, Z4, Z18
-	VMOVDQU32   Z18, (R9)(CX*2)
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z21, Z21
-	VSQRTPS     Z17, Z17
-	VFMADD213PS 448(AX), Z12, Z21
-	VDIVPS      Z21, Z14, Z14
-	VFMADD231PS 512(AX), Z19, Z19
-	VFMADD231PS Z13, Z14, Z19
-	VFMADD213PS 448(AX), Z12, Z17
-	VDIVPS      Z17, Z16, Z16
-	VFMADD231PS 512(AX), Z20, Z20
-	VFMADD231PS Z13, Z16, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS   Z20, Z19, Z14
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z14, (SI)(CX*4)
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2557
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z14
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z14, K1, Z14
-	VMOVDQU32   Z3, K2, Z14
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z16, Z4, Z14
-	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2558
+kept3087:
+	PREFETCHT0    (SI)(R13*4)
+	PREFETCHT0    64(SI)(R13*4)
+	PREFETCHT0    (R8)(R13*2)
+	PREFETCHT0    (R9)(R13*2)
+	PREFETCHT0    (DX)(R13*4)
+	PREFETCHT0    64(DX)(R13*4)
+	VMOVUPS       (DX)(CX*4), Z14
+	VMOVUPS       64(DX)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z14, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z14, Z18
+	VMOVUPS       (SI)(CX*4), Z14
+	VMOVUPS       64(SI)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z16, Z14, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z16, Z14, Z20
+	VMULPS        (AX), Z17, Z17
+	VFMADD231PS   64(AX), Z19, Z17
+	VMULPS        (AX), Z18, Z18
+	VFMADD231PS   64(AX), Z20, Z18
+	VMOVDQU32     (R8)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z14
+	VPANDD        Z4, Z16, Z16
+	VMULPS        Z14, Z8, Z14
+	VFMADD231PS   Z9, Z17, Z14
+	VMULPS        Z16, Z8, Z16
+	VFMADD231PS   Z9, Z18, Z16
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMOVDQU32     (R9)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z4, Z22, Z22
+	VMULPS        Z21, Z10, Z21
+	VFMADD231PS   Z11, Z17, Z21
+	VMULPS        Z22, Z10, Z17
+	VFMADD231PS   Z11, Z18, Z17
+	VPADDD        pattern00008000<>+0(SB), Z14, Z18
+	VPADDD        pattern00008000<>+0(SB), Z16, Z22
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z22, Z4, Z18
+	VMOVDQU32     Z18, (R8)(CX*2)
+	VPMULLD       Z7, Z7, Z18
+	VPSRLD        $0x10, Z18, Z18
+	VPADDD        Z5, Z7, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z21, Z18, Z18
+	VPADDD        Z17, Z22, Z22
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z22, Z4, Z18
+	VMOVDQU32     Z18, (R9)(CX*2)
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z21, Z21
+	VSQRTPS       Z17, Z17
+	VFMADD213PS   448(AX), Z12, Z21
+	VDIVPS        Z21, Z14, Z14
+	VFMADD231PS   512(AX), Z19, Z19
+	VFMADD231PS   Z13, Z14, Z19
+	VFMADD213PS   448(AX), Z12, Z17
+	VDIVPS        Z17, Z16, Z16
+	VFMADD231PS   512(AX), Z20, Z20
+	VFMADD231PS   Z13, Z16, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z14, (SI)(CX*4)
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3088
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3090
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-unusual2557:
-	MOVQ       DI, R14
-	ANDQ       $0x03, R14
-	CMPQ       R14, $0x01
-	JE         fp162560
-	JA         fp322561
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z14
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z14, K1, Z14
-	VMOVDQU32  Z3, K2, Z14
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z14, Z14
-	VPTERNLOGD $0xf8, Z16, Z4, Z14
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2564
-	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2563
+noted3090:
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3089
 
-ordinary2564:
+unusual3088:
+	MOVQ          DI, R14
+	ANDQ          $0x03, R14
+	CMPQ          R14, $0x01
+	JE            fp163092
+	JA            fp323093
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3095
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+
+noted3095:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3097
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3096
+
+ordinary3097:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2563:
-	JMP done2562
+stored3096:
+	JMP done3094
 
-fp162560:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS    Z20, Z19, Z14
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z14, Y15
-	VCVTPS2PH    $0x00, Z16, Y14
-	VINSERTI64X4 $0x01, Y14, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2566
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2565
+fp163092:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z14, Y15
+	VCVTPS2PH     $0x00, Z16, Y14
+	VINSERTI64X4  $0x01, Y14, Z15, Z15
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	TESTQ         R14, R14
+	JEQ           noted3098
+	VPSUBW        (BX)(CX*2), Y15, Y14
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
+	VEXTRACTI64X4 $0x01, Z15, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R14
+	SHRQ          $0x02, R14
+	MOVQ          a+0(FP), R15
+	MOVQ          144(R15), R15
+	ADDQ          R15, R14
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R14)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R14)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R14
+	MOVQ          152(R14), R15
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R15)
+	SETNE         R15
+	MOVBLZX       R15, R15
+	SHLQ          $0x05, R15
+	ADDQ          R15, 152(R14)
 
-ordinary2566:
+noted3098:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3100
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3099
+
+ordinary3100:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2565:
-	JMP done2562
+stored3099:
+	JMP done3094
 
-fp322561:
-done2562:
-stored2558:
+fp323093:
+done3094:
+stored3089:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2555:
+check3086:
 	CMPQ CX, R12
-	JB   next2554
+	JB   next3085
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2554
+	JB   next3085
 
-done2527:
-updated2480:
+done3052:
+updated2996:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func lionFP32BF16AVX512(a *Arguments)
-// Requires: AVX, AVX512DQ, AVX512F, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -4813,10 +7765,10 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2567
+	JEQ       aligned3101
 	ORQ       $0x04, DI
 
-aligned2567:
+aligned3101:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z5
@@ -4835,23 +7787,23 @@ aligned2567:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	TESTQ   R13, R13
-	JEQ     plain2568
+	JEQ     plain3102
 	VPXORQ  Z6, Z6, Z6
 	VPXORQ  Z7, Z7, Z7
 	VPXORQ  Z8, Z8, Z8
 	VPXORQ  Z9, Z9, Z9
 	CMPQ    CX, $0x01
-	JE      fp162571
-	JA      fp322572
+	JE      fp163105
+	JA      fp323106
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check2575
+	JMP     check3109
 
-next2574:
+next3108:
 	TESTQ     R9, R9
-	JEQ       kept2576
+	JEQ       kept3110
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z17
@@ -4863,161 +7815,314 @@ next2574:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2576:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z6, Z6
-	VPADDQ      64(SI)(CX*4), Z6, Z6
-	VPADDQ      (R8)(CX*2), Z8, Z8
-	PREFETCHT0  (DX)(R12*2)
-	VMOVDQU32   (DX)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z4, Z18, Z18
-	VMOVUPS     (SI)(CX*4), Z19
-	VMOVUPS     64(SI)(CX*4), Z20
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
-	VPERMI2PS   Z20, Z19, Z21
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
-	VPERMI2PS   Z20, Z19, Z22
-	VMULPS      (AX), Z17, Z17
-	VFMADD231PS 64(AX), Z21, Z17
-	VMULPS      (AX), Z18, Z18
-	VFMADD231PS 64(AX), Z22, Z18
-	VMOVDQU32   (R8)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z19
-	VPANDD      Z4, Z20, Z20
-	VMULPS      Z19, Z5, Z23
-	VFMADD231PS Z13, Z17, Z23
-	VFMADD231PS 512(AX), Z21, Z21
-	VPXORD      Z10, Z10, Z10
-	VANDPS      pattern80000000<>+0(SB), Z23, Z24
-	VXORPS      Z16, Z24, Z24
-	VCMPPS      $0x00, Z10, Z23, K1
-	VCMPPS      $0x03, Z23, Z23, K2
-	VMOVDQA32   Z10, K1, Z24
-	VMOVDQA32   Z23, K2, Z24
-	VADDPS      Z24, Z21, Z21
-	VMULPS      Z20, Z5, Z23
-	VFMADD231PS Z13, Z18, Z23
-	VFMADD231PS 512(AX), Z22, Z22
-	VPXORD      Z11, Z11, Z11
-	VANDPS      pattern80000000<>+0(SB), Z23, Z24
-	VXORPS      Z16, Z24, Z24
-	VCMPPS      $0x00, Z11, Z23, K1
-	VCMPPS      $0x03, Z23, Z23, K2
-	VMOVDQA32   Z11, K1, Z24
-	VMOVDQA32   Z23, K2, Z24
-	VADDPS      Z24, Z22, Z22
-	VMULPS      Z19, Z14, Z19
-	VFMADD231PS Z15, Z17, Z19
-	VMULPS      Z20, Z14, Z17
-	VFMADD231PS Z15, Z18, Z17
-	VPADDD      pattern00008000<>+0(SB), Z19, Z18
-	VPADDD      pattern00008000<>+0(SB), Z17, Z17
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z17, Z4, Z18
-	VMOVDQU32   Z18, (R8)(CX*2)
-	VPADDQ      Z18, Z9, Z9
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS   Z22, Z21, Z17
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z22, Z21, Z18
-	VMOVUPS     Z17, (SI)(CX*4)
-	VPADDQ      Z17, Z7, Z7
-	VMOVUPS     Z18, 64(SI)(CX*4)
-	VPADDQ      Z18, Z7, Z7
-	TESTQ       DI, DI
-	JNE         unusual2577
-	VPTESTMD    Z0, Z21, K1
-	VPADDD      Z1, Z21, Z17
-	VCMPPS      $0x03, Z21, Z21, K2
-	VPADDD      Z2, Z17, K1, Z17
-	VMOVDQU32   Z3, K2, Z17
-	VPTESTMD    Z0, Z22, K1
-	VPADDD      Z1, Z22, Z18
-	VCMPPS      $0x03, Z22, Z22, K2
-	VPADDD      Z2, Z18, K1, Z18
-	VMOVDQU32   Z3, K2, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z4, Z17
-	VMOVNTDQ    Z17, (BX)(CX*2)
-	JMP         stored2578
+kept3110:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z6, Z6
+	VPADDQ        64(SI)(CX*4), Z6, Z6
+	VPADDQ        (R8)(CX*2), Z8, Z8
+	PREFETCHT0    (DX)(R12*2)
+	VMOVDQU32     (DX)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z4, Z18, Z18
+	VMOVUPS       (SI)(CX*4), Z19
+	VMOVUPS       64(SI)(CX*4), Z20
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS     Z20, Z19, Z21
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS     Z20, Z19, Z22
+	VMULPS        (AX), Z17, Z17
+	VFMADD231PS   64(AX), Z21, Z17
+	VMULPS        (AX), Z18, Z18
+	VFMADD231PS   64(AX), Z22, Z18
+	VMOVDQU32     (R8)(CX*2), Z20
+	VPSLLD        $0x10, Z20, Z19
+	VPANDD        Z4, Z20, Z20
+	VMULPS        Z19, Z5, Z23
+	VFMADD231PS   Z13, Z17, Z23
+	VFMADD231PS   512(AX), Z21, Z21
+	VPXORD        Z10, Z10, Z10
+	VANDPS        pattern80000000<>+0(SB), Z23, Z24
+	VXORPS        Z16, Z24, Z24
+	VCMPPS        $0x00, Z10, Z23, K1
+	VCMPPS        $0x03, Z23, Z23, K2
+	VMOVDQA32     Z10, K1, Z24
+	VMOVDQA32     Z23, K2, Z24
+	VADDPS        Z24, Z21, Z21
+	VMULPS        Z20, Z5, Z23
+	VFMADD231PS   Z13, Z18, Z23
+	VFMADD231PS   512(AX), Z22, Z22
+	VPXORD        Z11, Z11, Z11
+	VANDPS        pattern80000000<>+0(SB), Z23, Z24
+	VXORPS        Z16, Z24, Z24
+	VCMPPS        $0x00, Z11, Z23, K1
+	VCMPPS        $0x03, Z23, Z23, K2
+	VMOVDQA32     Z11, K1, Z24
+	VMOVDQA32     Z23, K2, Z24
+	VADDPS        Z24, Z22, Z22
+	VMULPS        Z19, Z14, Z19
+	VFMADD231PS   Z15, Z17, Z19
+	VMULPS        Z20, Z14, Z17
+	VFMADD231PS   Z15, Z18, Z17
+	VPADDD        pattern00008000<>+0(SB), Z19, Z18
+	VPADDD        pattern00008000<>+0(SB), Z17, Z17
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z17, Z4, Z18
+	VMOVDQU32     Z18, (R8)(CX*2)
+	VPADDQ        Z18, Z9, Z9
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z22, Z21, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VMOVUPS       Z17, (SI)(CX*4)
+	VPADDQ        Z17, Z7, Z7
+	VMOVUPS       Z18, 64(SI)(CX*4)
+	VPADDQ        Z18, Z7, Z7
+	TESTQ         DI, DI
+	JNE           unusual3111
+	VPTESTMD      Z0, Z21, K1
+	VPADDD        Z1, Z21, Z17
+	VCMPPS        $0x03, Z21, Z21, K2
+	VPADDD        Z2, Z17, K1, Z17
+	VMOVDQU32     Z3, K2, Z17
+	VPTESTMD      Z0, Z22, K1
+	VPADDD        Z1, Z22, Z18
+	VCMPPS        $0x03, Z22, Z22, K2
+	VPADDD        Z2, Z18, K1, Z18
+	VMOVDQU32     Z3, K2, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z4, Z17
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3113
+	VPSUBW        (BX)(CX*2), Y17, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2577:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162580
-	JA         fp322581
-	VPTESTMD   Z0, Z21, K1
-	VPADDD     Z1, Z21, Z17
-	VCMPPS     $0x03, Z21, Z21, K2
-	VPADDD     Z2, Z17, K1, Z17
-	VMOVDQU32  Z3, K2, Z17
-	VPTESTMD   Z0, Z22, K1
-	VPADDD     Z1, Z22, Z18
-	VCMPPS     $0x03, Z22, Z22, K2
-	VPADDD     Z2, Z18, K1, Z18
-	VMOVDQU32  Z3, K2, Z18
-	VPSRLD     $0x10, Z17, Z17
-	VPTERNLOGD $0xf8, Z18, Z4, Z17
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2584
-	VMOVNTDQ   Z17, (BX)(CX*2)
-	JMP        stored2583
+noted3113:
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored3112
 
-ordinary2584:
+unusual3111:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163115
+	JA            fp323116
+	VPTESTMD      Z0, Z21, K1
+	VPADDD        Z1, Z21, Z17
+	VCMPPS        $0x03, Z21, Z21, K2
+	VPADDD        Z2, Z17, K1, Z17
+	VMOVDQU32     Z3, K2, Z17
+	VPTESTMD      Z0, Z22, K1
+	VPADDD        Z1, Z22, Z18
+	VCMPPS        $0x03, Z22, Z22, K2
+	VPADDD        Z2, Z18, K1, Z18
+	VMOVDQU32     Z3, K2, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z4, Z17
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3118
+	VPSUBW        (BX)(CX*2), Y17, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3118:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3120
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored3119
+
+ordinary3120:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored2583:
-	JMP done2582
+stored3119:
+	JMP done3117
 
-fp162580:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS    Z22, Z21, Z17
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z22, Z21, Z18
-	VPXORD       Z12, Z12, Z12
-	VCVTPS2PH    $0x00, Z17, Y12
-	VCVTPS2PH    $0x00, Z18, Y17
-	VINSERTI64X4 $0x01, Y17, Z12, Z12
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2586
-	VMOVNTDQ     Z12, (BX)(CX*2)
-	JMP          stored2585
+fp163115:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z22, Z21, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VPXORD        Z12, Z12, Z12
+	VCVTPS2PH     $0x00, Z17, Y12
+	VCVTPS2PH     $0x00, Z18, Y17
+	VINSERTI64X4  $0x01, Y17, Z12, Z12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3121
+	VPSUBW        (BX)(CX*2), Y12, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z12, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2586:
+noted3121:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3123
+	VMOVNTDQ Z12, (BX)(CX*2)
+	JMP      stored3122
+
+ordinary3123:
 	VMOVDQU32 Z12, (BX)(CX*2)
 
-stored2585:
-	JMP done2582
+stored3122:
+	JMP done3117
 
-fp322581:
-done2582:
-stored2578:
+fp323116:
+done3117:
+stored3112:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2575:
+check3109:
 	CMPQ CX, R11
-	JB   next2574
+	JB   next3108
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2574
-	JMP  done2573
+	JB   next3108
+	JMP  done3107
 
-fp162571:
+fp163105:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2588
+	JMP  check3125
 
-next2587:
+next3124:
 	TESTQ     R9, R9
-	JEQ       kept2589
+	JEQ       kept3126
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -5029,164 +8134,317 @@ next2587:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2589:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z6, Z6
-	VPADDQ      64(SI)(CX*4), Z6, Z6
-	VPADDQ      (R8)(CX*2), Z8, Z8
-	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z10
-	VCVTPH2PS   32(DX)(CX*2), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z18, Z10, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z18, Z10, Z20
-	VMOVUPS     (SI)(CX*4), Z10
-	VMOVUPS     64(SI)(CX*4), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
-	VPERMI2PS   Z18, Z10, Z21
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
-	VPERMI2PS   Z18, Z10, Z22
-	VMULPS      (AX), Z19, Z19
-	VFMADD231PS 64(AX), Z21, Z19
-	VMULPS      (AX), Z20, Z20
-	VFMADD231PS 64(AX), Z22, Z20
-	VMOVDQU32   (R8)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z10
-	VPANDD      Z4, Z18, Z18
-	VMULPS      Z10, Z5, Z23
-	VFMADD231PS Z13, Z19, Z23
-	VFMADD231PS 512(AX), Z21, Z21
-	VPXORD      Z11, Z11, Z11
-	VANDPS      pattern80000000<>+0(SB), Z23, Z24
-	VXORPS      Z16, Z24, Z24
-	VCMPPS      $0x00, Z11, Z23, K1
-	VCMPPS      $0x03, Z23, Z23, K2
-	VMOVDQA32   Z11, K1, Z24
-	VMOVDQA32   Z23, K2, Z24
-	VADDPS      Z24, Z21, Z21
-	VMULPS      Z18, Z5, Z23
-	VFMADD231PS Z13, Z20, Z23
-	VFMADD231PS 512(AX), Z22, Z22
-	VPXORD      Z12, Z12, Z12
-	VANDPS      pattern80000000<>+0(SB), Z23, Z24
-	VXORPS      Z16, Z24, Z24
-	VCMPPS      $0x00, Z12, Z23, K1
-	VCMPPS      $0x03, Z23, Z23, K2
-	VMOVDQA32   Z12, K1, Z24
-	VMOVDQA32   Z23, K2, Z24
-	VADDPS      Z24, Z22, Z22
-	VMULPS      Z10, Z14, Z10
-	VFMADD231PS Z15, Z19, Z10
-	VMULPS      Z18, Z14, Z18
-	VFMADD231PS Z15, Z20, Z18
-	VPADDD      pattern00008000<>+0(SB), Z10, Z10
-	VPADDD      pattern00008000<>+0(SB), Z18, Z18
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z18, Z4, Z10
-	VMOVDQU32   Z10, (R8)(CX*2)
-	VPADDQ      Z10, Z9, Z9
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS   Z22, Z21, Z10
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z22, Z21, Z18
-	VMOVUPS     Z10, (SI)(CX*4)
-	VPADDQ      Z10, Z7, Z7
-	VMOVUPS     Z18, 64(SI)(CX*4)
-	VPADDQ      Z18, Z7, Z7
-	TESTQ       DI, DI
-	JNE         unusual2590
-	VPTESTMD    Z0, Z21, K1
-	VPADDD      Z1, Z21, Z10
-	VCMPPS      $0x03, Z21, Z21, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPTESTMD    Z0, Z22, K1
-	VPADDD      Z1, Z22, Z18
-	VCMPPS      $0x03, Z22, Z22, K2
-	VPADDD      Z2, Z18, K1, Z18
-	VMOVDQU32   Z3, K2, Z18
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z18, Z4, Z10
-	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2591
+kept3126:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z6, Z6
+	VPADDQ        64(SI)(CX*4), Z6, Z6
+	VPADDQ        (R8)(CX*2), Z8, Z8
+	PREFETCHT0    (DX)(R12*2)
+	VCVTPH2PS     (DX)(CX*2), Z10
+	VCVTPH2PS     32(DX)(CX*2), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z18, Z10, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z18, Z10, Z20
+	VMOVUPS       (SI)(CX*4), Z10
+	VMOVUPS       64(SI)(CX*4), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS     Z18, Z10, Z21
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS     Z18, Z10, Z22
+	VMULPS        (AX), Z19, Z19
+	VFMADD231PS   64(AX), Z21, Z19
+	VMULPS        (AX), Z20, Z20
+	VFMADD231PS   64(AX), Z22, Z20
+	VMOVDQU32     (R8)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z10
+	VPANDD        Z4, Z18, Z18
+	VMULPS        Z10, Z5, Z23
+	VFMADD231PS   Z13, Z19, Z23
+	VFMADD231PS   512(AX), Z21, Z21
+	VPXORD        Z11, Z11, Z11
+	VANDPS        pattern80000000<>+0(SB), Z23, Z24
+	VXORPS        Z16, Z24, Z24
+	VCMPPS        $0x00, Z11, Z23, K1
+	VCMPPS        $0x03, Z23, Z23, K2
+	VMOVDQA32     Z11, K1, Z24
+	VMOVDQA32     Z23, K2, Z24
+	VADDPS        Z24, Z21, Z21
+	VMULPS        Z18, Z5, Z23
+	VFMADD231PS   Z13, Z20, Z23
+	VFMADD231PS   512(AX), Z22, Z22
+	VPXORD        Z12, Z12, Z12
+	VANDPS        pattern80000000<>+0(SB), Z23, Z24
+	VXORPS        Z16, Z24, Z24
+	VCMPPS        $0x00, Z12, Z23, K1
+	VCMPPS        $0x03, Z23, Z23, K2
+	VMOVDQA32     Z12, K1, Z24
+	VMOVDQA32     Z23, K2, Z24
+	VADDPS        Z24, Z22, Z22
+	VMULPS        Z10, Z14, Z10
+	VFMADD231PS   Z15, Z19, Z10
+	VMULPS        Z18, Z14, Z18
+	VFMADD231PS   Z15, Z20, Z18
+	VPADDD        pattern00008000<>+0(SB), Z10, Z10
+	VPADDD        pattern00008000<>+0(SB), Z18, Z18
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z18, Z4, Z10
+	VMOVDQU32     Z10, (R8)(CX*2)
+	VPADDQ        Z10, Z9, Z9
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z22, Z21, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VMOVUPS       Z10, (SI)(CX*4)
+	VPADDQ        Z10, Z7, Z7
+	VMOVUPS       Z18, 64(SI)(CX*4)
+	VPADDQ        Z18, Z7, Z7
+	TESTQ         DI, DI
+	JNE           unusual3127
+	VPTESTMD      Z0, Z21, K1
+	VPADDD        Z1, Z21, Z10
+	VCMPPS        $0x03, Z21, Z21, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z22, K1
+	VPADDD        Z1, Z22, Z18
+	VCMPPS        $0x03, Z22, Z22, K2
+	VPADDD        Z2, Z18, K1, Z18
+	VMOVDQU32     Z3, K2, Z18
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z18, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3129
+	VPSUBW        (BX)(CX*2), Y10, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2590:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162593
-	JA         fp322594
-	VPTESTMD   Z0, Z21, K1
-	VPADDD     Z1, Z21, Z10
-	VCMPPS     $0x03, Z21, Z21, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPTESTMD   Z0, Z22, K1
-	VPADDD     Z1, Z22, Z18
-	VCMPPS     $0x03, Z22, Z22, K2
-	VPADDD     Z2, Z18, K1, Z18
-	VMOVDQU32  Z3, K2, Z18
-	VPSRLD     $0x10, Z10, Z10
-	VPTERNLOGD $0xf8, Z18, Z4, Z10
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2597
-	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2596
+noted3129:
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3128
 
-ordinary2597:
+unusual3127:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163131
+	JA            fp323132
+	VPTESTMD      Z0, Z21, K1
+	VPADDD        Z1, Z21, Z10
+	VCMPPS        $0x03, Z21, Z21, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z22, K1
+	VPADDD        Z1, Z22, Z18
+	VCMPPS        $0x03, Z22, Z22, K2
+	VPADDD        Z2, Z18, K1, Z18
+	VMOVDQU32     Z3, K2, Z18
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z18, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3134
+	VPSUBW        (BX)(CX*2), Y10, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3134:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3136
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3135
+
+ordinary3136:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2596:
-	JMP done2595
+stored3135:
+	JMP done3133
 
-fp162593:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS    Z22, Z21, Z10
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z22, Z21, Z18
-	VPXORD       Z17, Z17, Z17
-	VCVTPS2PH    $0x00, Z10, Y17
-	VCVTPS2PH    $0x00, Z18, Y10
-	VINSERTI64X4 $0x01, Y10, Z17, Z17
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2599
-	VMOVNTDQ     Z17, (BX)(CX*2)
-	JMP          stored2598
+fp163131:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z22, Z21, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VPXORD        Z17, Z17, Z17
+	VCVTPS2PH     $0x00, Z10, Y17
+	VCVTPS2PH     $0x00, Z18, Y10
+	VINSERTI64X4  $0x01, Y10, Z17, Z17
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3137
+	VPSUBW        (BX)(CX*2), Y17, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z17, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2599:
+noted3137:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3139
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored3138
+
+ordinary3139:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored2598:
-	JMP done2595
+stored3138:
+	JMP done3133
 
-fp322594:
-done2595:
-stored2591:
+fp323132:
+done3133:
+stored3128:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2588:
+check3125:
 	CMPQ CX, R11
-	JB   next2587
+	JB   next3124
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2587
-	JMP  done2573
+	JB   next3124
+	JMP  done3107
 
-fp322572:
+fp323106:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2601
+	JMP  check3141
 
-next2600:
+next3140:
 	TESTQ     R9, R9
-	JEQ       kept2602
+	JEQ       kept3142
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -5198,176 +8456,329 @@ next2600:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2602:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z6, Z6
-	VPADDQ      64(SI)(CX*4), Z6, Z6
-	VPADDQ      (R8)(CX*2), Z8, Z8
-	PREFETCHT0  (DX)(R12*4)
-	PREFETCHT0  64(DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z10
-	VMOVUPS     64(DX)(CX*4), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z18, Z10, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z18, Z10, Z20
-	VMOVUPS     (SI)(CX*4), Z10
-	VMOVUPS     64(SI)(CX*4), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
-	VPERMI2PS   Z18, Z10, Z21
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
-	VPERMI2PS   Z18, Z10, Z22
-	VMULPS      (AX), Z19, Z19
-	VFMADD231PS 64(AX), Z21, Z19
-	VMULPS      (AX), Z20, Z20
-	VFMADD231PS 64(AX), Z22, Z20
-	VMOVDQU32   (R8)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z10
-	VPANDD      Z4, Z18, Z18
-	VMULPS      Z10, Z5, Z23
-	VFMADD231PS Z13, Z19, Z23
-	VFMADD231PS 512(AX), Z21, Z21
-	VPXORD      Z11, Z11, Z11
-	VANDPS      pattern80000000<>+0(SB), Z23, Z24
-	VXORPS      Z16, Z24, Z24
-	VCMPPS      $0x00, Z11, Z23, K1
-	VCMPPS      $0x03, Z23, Z23, K2
-	VMOVDQA32   Z11, K1, Z24
-	VMOVDQA32   Z23, K2, Z24
-	VADDPS      Z24, Z21, Z21
-	VMULPS      Z18, Z5, Z23
-	VFMADD231PS Z13, Z20, Z23
-	VFMADD231PS 512(AX), Z22, Z22
-	VPXORD      Z12, Z12, Z12
-	VANDPS      pattern80000000<>+0(SB), Z23, Z24
-	VXORPS      Z16, Z24, Z24
-	VCMPPS      $0x00, Z12, Z23, K1
-	VCMPPS      $0x03, Z23, Z23, K2
-	VMOVDQA32   Z12, K1, Z24
-	VMOVDQA32   Z23, K2, Z24
-	VADDPS      Z24, Z22, Z22
-	VMULPS      Z10, Z14, Z10
-	VFMADD231PS Z15, Z19, Z10
-	VMULPS      Z18, Z14, Z18
-	VFMADD231PS Z15, Z20, Z18
-	VPADDD      pattern00008000<>+0(SB), Z10, Z10
-	VPADDD      pattern00008000<>+0(SB), Z18, Z18
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z18, Z4, Z10
-	VMOVDQU32   Z10, (R8)(CX*2)
-	VPADDQ      Z10, Z9, Z9
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS   Z22, Z21, Z10
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z22, Z21, Z18
-	VMOVUPS     Z10, (SI)(CX*4)
-	VPADDQ      Z10, Z7, Z7
-	VMOVUPS     Z18, 64(SI)(CX*4)
-	VPADDQ      Z18, Z7, Z7
-	TESTQ       DI, DI
-	JNE         unusual2603
-	VPTESTMD    Z0, Z21, K1
-	VPADDD      Z1, Z21, Z10
-	VCMPPS      $0x03, Z21, Z21, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPTESTMD    Z0, Z22, K1
-	VPADDD      Z1, Z22, Z18
-	VCMPPS      $0x03, Z22, Z22, K2
-	VPADDD      Z2, Z18, K1, Z18
-	VMOVDQU32   Z3, K2, Z18
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z18, Z4, Z10
-	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2604
+kept3142:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z6, Z6
+	VPADDQ        64(SI)(CX*4), Z6, Z6
+	VPADDQ        (R8)(CX*2), Z8, Z8
+	PREFETCHT0    (DX)(R12*4)
+	PREFETCHT0    64(DX)(R12*4)
+	VMOVUPS       (DX)(CX*4), Z10
+	VMOVUPS       64(DX)(CX*4), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z18, Z10, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z18, Z10, Z20
+	VMOVUPS       (SI)(CX*4), Z10
+	VMOVUPS       64(SI)(CX*4), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS     Z18, Z10, Z21
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS     Z18, Z10, Z22
+	VMULPS        (AX), Z19, Z19
+	VFMADD231PS   64(AX), Z21, Z19
+	VMULPS        (AX), Z20, Z20
+	VFMADD231PS   64(AX), Z22, Z20
+	VMOVDQU32     (R8)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z10
+	VPANDD        Z4, Z18, Z18
+	VMULPS        Z10, Z5, Z23
+	VFMADD231PS   Z13, Z19, Z23
+	VFMADD231PS   512(AX), Z21, Z21
+	VPXORD        Z11, Z11, Z11
+	VANDPS        pattern80000000<>+0(SB), Z23, Z24
+	VXORPS        Z16, Z24, Z24
+	VCMPPS        $0x00, Z11, Z23, K1
+	VCMPPS        $0x03, Z23, Z23, K2
+	VMOVDQA32     Z11, K1, Z24
+	VMOVDQA32     Z23, K2, Z24
+	VADDPS        Z24, Z21, Z21
+	VMULPS        Z18, Z5, Z23
+	VFMADD231PS   Z13, Z20, Z23
+	VFMADD231PS   512(AX), Z22, Z22
+	VPXORD        Z12, Z12, Z12
+	VANDPS        pattern80000000<>+0(SB), Z23, Z24
+	VXORPS        Z16, Z24, Z24
+	VCMPPS        $0x00, Z12, Z23, K1
+	VCMPPS        $0x03, Z23, Z23, K2
+	VMOVDQA32     Z12, K1, Z24
+	VMOVDQA32     Z23, K2, Z24
+	VADDPS        Z24, Z22, Z22
+	VMULPS        Z10, Z14, Z10
+	VFMADD231PS   Z15, Z19, Z10
+	VMULPS        Z18, Z14, Z18
+	VFMADD231PS   Z15, Z20, Z18
+	VPADDD        pattern00008000<>+0(SB), Z10, Z10
+	VPADDD        pattern00008000<>+0(SB), Z18, Z18
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z18, Z4, Z10
+	VMOVDQU32     Z10, (R8)(CX*2)
+	VPADDQ        Z10, Z9, Z9
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z22, Z21, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VMOVUPS       Z10, (SI)(CX*4)
+	VPADDQ        Z10, Z7, Z7
+	VMOVUPS       Z18, 64(SI)(CX*4)
+	VPADDQ        Z18, Z7, Z7
+	TESTQ         DI, DI
+	JNE           unusual3143
+	VPTESTMD      Z0, Z21, K1
+	VPADDD        Z1, Z21, Z10
+	VCMPPS        $0x03, Z21, Z21, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z22, K1
+	VPADDD        Z1, Z22, Z18
+	VCMPPS        $0x03, Z22, Z22, K2
+	VPADDD        Z2, Z18, K1, Z18
+	VMOVDQU32     Z3, K2, Z18
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z18, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3145
+	VPSUBW        (BX)(CX*2), Y10, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2603:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162606
-	JA         fp322607
-	VPTESTMD   Z0, Z21, K1
-	VPADDD     Z1, Z21, Z10
-	VCMPPS     $0x03, Z21, Z21, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPTESTMD   Z0, Z22, K1
-	VPADDD     Z1, Z22, Z18
-	VCMPPS     $0x03, Z22, Z22, K2
-	VPADDD     Z2, Z18, K1, Z18
-	VMOVDQU32  Z3, K2, Z18
-	VPSRLD     $0x10, Z10, Z10
-	VPTERNLOGD $0xf8, Z18, Z4, Z10
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2610
-	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2609
+noted3145:
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3144
 
-ordinary2610:
+unusual3143:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163147
+	JA            fp323148
+	VPTESTMD      Z0, Z21, K1
+	VPADDD        Z1, Z21, Z10
+	VCMPPS        $0x03, Z21, Z21, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z22, K1
+	VPADDD        Z1, Z22, Z18
+	VCMPPS        $0x03, Z22, Z22, K2
+	VPADDD        Z2, Z18, K1, Z18
+	VMOVDQU32     Z3, K2, Z18
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z18, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3150
+	VPSUBW        (BX)(CX*2), Y10, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3150:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3152
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3151
+
+ordinary3152:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2609:
-	JMP done2608
+stored3151:
+	JMP done3149
 
-fp162606:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS    Z22, Z21, Z10
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z22, Z21, Z18
-	VPXORD       Z17, Z17, Z17
-	VCVTPS2PH    $0x00, Z10, Y17
-	VCVTPS2PH    $0x00, Z18, Y10
-	VINSERTI64X4 $0x01, Y10, Z17, Z17
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2612
-	VMOVNTDQ     Z17, (BX)(CX*2)
-	JMP          stored2611
+fp163147:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z22, Z21, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VPXORD        Z17, Z17, Z17
+	VCVTPS2PH     $0x00, Z10, Y17
+	VCVTPS2PH     $0x00, Z18, Y10
+	VINSERTI64X4  $0x01, Y10, Z17, Z17
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3153
+	VPSUBW        (BX)(CX*2), Y17, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z17, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2612:
+noted3153:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3155
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored3154
+
+ordinary3155:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored2611:
-	JMP done2608
+stored3154:
+	JMP done3149
 
-fp322607:
-done2608:
-stored2604:
+fp323148:
+done3149:
+stored3144:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2601:
+check3141:
 	CMPQ CX, R11
-	JB   next2600
+	JB   next3140
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2600
+	JB   next3140
 
-done2573:
+done3107:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z6, (AX)
 	VMOVDQU32 Z7, 64(AX)
 	VMOVDQU32 Z8, 256(AX)
 	VMOVDQU32 Z9, 320(AX)
-	JMP       updated2569
+	JMP       updated3103
 
-plain2568:
+plain3102:
 	CMPQ CX, $0x01
-	JE   fp162614
-	JA   fp322615
+	JE   fp163157
+	JA   fp323158
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2618
+	JMP  check3161
 
-next2617:
+next3160:
 	TESTQ     R9, R9
-	JEQ       kept2619
+	JEQ       kept3162
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -5379,155 +8790,308 @@ next2617:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2619:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VMOVDQU32   (DX)(CX*2), Z10
-	VPSLLD      $0x10, Z10, Z6
-	VPANDD      Z4, Z10, Z10
-	VMOVUPS     (SI)(CX*4), Z11
-	VMOVUPS     64(SI)(CX*4), Z12
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z12, Z11, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z12, Z11, Z18
-	VMULPS      (AX), Z6, Z6
-	VFMADD231PS 64(AX), Z17, Z6
-	VMULPS      (AX), Z10, Z10
-	VFMADD231PS 64(AX), Z18, Z10
-	VMOVDQU32   (R8)(CX*2), Z12
-	VPSLLD      $0x10, Z12, Z11
-	VPANDD      Z4, Z12, Z12
-	VMULPS      Z11, Z5, Z19
-	VFMADD231PS Z13, Z6, Z19
-	VFMADD231PS 512(AX), Z17, Z17
-	VPXORD      Z7, Z7, Z7
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z16, Z20, Z20
-	VCMPPS      $0x00, Z7, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z7, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z17, Z17
-	VMULPS      Z12, Z5, Z19
-	VFMADD231PS Z13, Z10, Z19
-	VFMADD231PS 512(AX), Z18, Z18
-	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z16, Z20, Z20
-	VCMPPS      $0x00, Z8, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z8, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z18, Z18
-	VMULPS      Z11, Z14, Z11
-	VFMADD231PS Z15, Z6, Z11
-	VMULPS      Z12, Z14, Z6
-	VFMADD231PS Z15, Z10, Z6
-	VPADDD      pattern00008000<>+0(SB), Z11, Z10
-	VPADDD      pattern00008000<>+0(SB), Z6, Z6
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z6, Z4, Z10
-	VMOVDQU32   Z10, (R8)(CX*2)
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z18, Z17, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS   Z18, Z17, Z10
-	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z10, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2620
-	VPTESTMD    Z0, Z17, K1
-	VPADDD      Z1, Z17, Z6
-	VCMPPS      $0x03, Z17, Z17, K2
-	VPADDD      Z2, Z6, K1, Z6
-	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z10
-	VCMPPS      $0x03, Z18, Z18, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z10, Z4, Z6
-	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2621
+kept3162:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*2)
+	VMOVDQU32     (DX)(CX*2), Z10
+	VPSLLD        $0x10, Z10, Z6
+	VPANDD        Z4, Z10, Z10
+	VMOVUPS       (SI)(CX*4), Z11
+	VMOVUPS       64(SI)(CX*4), Z12
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z12, Z11, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z12, Z11, Z18
+	VMULPS        (AX), Z6, Z6
+	VFMADD231PS   64(AX), Z17, Z6
+	VMULPS        (AX), Z10, Z10
+	VFMADD231PS   64(AX), Z18, Z10
+	VMOVDQU32     (R8)(CX*2), Z12
+	VPSLLD        $0x10, Z12, Z11
+	VPANDD        Z4, Z12, Z12
+	VMULPS        Z11, Z5, Z19
+	VFMADD231PS   Z13, Z6, Z19
+	VFMADD231PS   512(AX), Z17, Z17
+	VPXORD        Z7, Z7, Z7
+	VANDPS        pattern80000000<>+0(SB), Z19, Z20
+	VXORPS        Z16, Z20, Z20
+	VCMPPS        $0x00, Z7, Z19, K1
+	VCMPPS        $0x03, Z19, Z19, K2
+	VMOVDQA32     Z7, K1, Z20
+	VMOVDQA32     Z19, K2, Z20
+	VADDPS        Z20, Z17, Z17
+	VMULPS        Z12, Z5, Z19
+	VFMADD231PS   Z13, Z10, Z19
+	VFMADD231PS   512(AX), Z18, Z18
+	VPXORD        Z8, Z8, Z8
+	VANDPS        pattern80000000<>+0(SB), Z19, Z20
+	VXORPS        Z16, Z20, Z20
+	VCMPPS        $0x00, Z8, Z19, K1
+	VCMPPS        $0x03, Z19, Z19, K2
+	VMOVDQA32     Z8, K1, Z20
+	VMOVDQA32     Z19, K2, Z20
+	VADDPS        Z20, Z18, Z18
+	VMULPS        Z11, Z14, Z11
+	VFMADD231PS   Z15, Z6, Z11
+	VMULPS        Z12, Z14, Z6
+	VFMADD231PS   Z15, Z10, Z6
+	VPADDD        pattern00008000<>+0(SB), Z11, Z10
+	VPADDD        pattern00008000<>+0(SB), Z6, Z6
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z6, Z4, Z10
+	VMOVDQU32     Z10, (R8)(CX*2)
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z18, Z17, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS     Z18, Z17, Z10
+	VMOVUPS       Z6, (SI)(CX*4)
+	VMOVUPS       Z10, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3163
+	VPTESTMD      Z0, Z17, K1
+	VPADDD        Z1, Z17, Z6
+	VCMPPS        $0x03, Z17, Z17, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z18, K1
+	VPADDD        Z1, Z18, Z10
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z10, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3165
+	VPSUBW        (BX)(CX*2), Y6, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2620:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162623
-	JA         fp322624
-	VPTESTMD   Z0, Z17, K1
-	VPADDD     Z1, Z17, Z6
-	VCMPPS     $0x03, Z17, Z17, K2
-	VPADDD     Z2, Z6, K1, Z6
-	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z10
-	VCMPPS     $0x03, Z18, Z18, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z10, Z4, Z6
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2627
-	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2626
+noted3165:
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3164
 
-ordinary2627:
+unusual3163:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163167
+	JA            fp323168
+	VPTESTMD      Z0, Z17, K1
+	VPADDD        Z1, Z17, Z6
+	VCMPPS        $0x03, Z17, Z17, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z18, K1
+	VPADDD        Z1, Z18, Z10
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z10, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3170
+	VPSUBW        (BX)(CX*2), Y6, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3170:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3172
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3171
+
+ordinary3172:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2626:
-	JMP done2625
+stored3171:
+	JMP done3169
 
-fp162623:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z18, Z17, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS    Z18, Z17, Z10
-	VPXORD       Z9, Z9, Z9
-	VCVTPS2PH    $0x00, Z6, Y9
-	VCVTPS2PH    $0x00, Z10, Y6
-	VINSERTI64X4 $0x01, Y6, Z9, Z9
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2629
-	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored2628
+fp163167:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z18, Z17, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS     Z18, Z17, Z10
+	VPXORD        Z9, Z9, Z9
+	VCVTPS2PH     $0x00, Z6, Y9
+	VCVTPS2PH     $0x00, Z10, Y6
+	VINSERTI64X4  $0x01, Y6, Z9, Z9
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3173
+	VPSUBW        (BX)(CX*2), Y9, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z9, Y6
+	VPSUBW        32(BX)(CX*2), Y6, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2629:
+noted3173:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3175
+	VMOVNTDQ Z9, (BX)(CX*2)
+	JMP      stored3174
+
+ordinary3175:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored2628:
-	JMP done2625
+stored3174:
+	JMP done3169
 
-fp322624:
-done2625:
-stored2621:
+fp323168:
+done3169:
+stored3164:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2618:
+check3161:
 	CMPQ CX, R11
-	JB   next2617
+	JB   next3160
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2617
-	JMP  done2616
+	JB   next3160
+	JMP  done3159
 
-fp162614:
+fp163157:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2631
+	JMP  check3177
 
-next2630:
+next3176:
 	TESTQ     R9, R9
-	JEQ       kept2632
+	JEQ       kept3178
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -5539,158 +9103,311 @@ next2630:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2632:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z6
-	VCVTPH2PS   32(DX)(CX*2), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
-	VPERMI2PS   Z10, Z6, Z11
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
-	VPERMI2PS   Z10, Z6, Z12
-	VMOVUPS     (SI)(CX*4), Z6
-	VMOVUPS     64(SI)(CX*4), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z10, Z6, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z10, Z6, Z18
-	VMULPS      (AX), Z11, Z11
-	VFMADD231PS 64(AX), Z17, Z11
-	VMULPS      (AX), Z12, Z12
-	VFMADD231PS 64(AX), Z18, Z12
-	VMOVDQU32   (R8)(CX*2), Z10
-	VPSLLD      $0x10, Z10, Z6
-	VPANDD      Z4, Z10, Z10
-	VMULPS      Z6, Z5, Z19
-	VFMADD231PS Z13, Z11, Z19
-	VFMADD231PS 512(AX), Z17, Z17
-	VPXORD      Z7, Z7, Z7
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z16, Z20, Z20
-	VCMPPS      $0x00, Z7, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z7, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z17, Z17
-	VMULPS      Z10, Z5, Z19
-	VFMADD231PS Z13, Z12, Z19
-	VFMADD231PS 512(AX), Z18, Z18
-	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z16, Z20, Z20
-	VCMPPS      $0x00, Z8, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z8, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z18, Z18
-	VMULPS      Z6, Z14, Z6
-	VFMADD231PS Z15, Z11, Z6
-	VMULPS      Z10, Z14, Z10
-	VFMADD231PS Z15, Z12, Z10
-	VPADDD      pattern00008000<>+0(SB), Z6, Z6
-	VPADDD      pattern00008000<>+0(SB), Z10, Z10
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z10, Z4, Z6
-	VMOVDQU32   Z6, (R8)(CX*2)
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z18, Z17, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS   Z18, Z17, Z10
-	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z10, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2633
-	VPTESTMD    Z0, Z17, K1
-	VPADDD      Z1, Z17, Z6
-	VCMPPS      $0x03, Z17, Z17, K2
-	VPADDD      Z2, Z6, K1, Z6
-	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z10
-	VCMPPS      $0x03, Z18, Z18, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z10, Z4, Z6
-	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2634
+kept3178:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*2)
+	VCVTPH2PS     (DX)(CX*2), Z6
+	VCVTPH2PS     32(DX)(CX*2), Z10
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
+	VPERMI2PS     Z10, Z6, Z11
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
+	VPERMI2PS     Z10, Z6, Z12
+	VMOVUPS       (SI)(CX*4), Z6
+	VMOVUPS       64(SI)(CX*4), Z10
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z10, Z6, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z10, Z6, Z18
+	VMULPS        (AX), Z11, Z11
+	VFMADD231PS   64(AX), Z17, Z11
+	VMULPS        (AX), Z12, Z12
+	VFMADD231PS   64(AX), Z18, Z12
+	VMOVDQU32     (R8)(CX*2), Z10
+	VPSLLD        $0x10, Z10, Z6
+	VPANDD        Z4, Z10, Z10
+	VMULPS        Z6, Z5, Z19
+	VFMADD231PS   Z13, Z11, Z19
+	VFMADD231PS   512(AX), Z17, Z17
+	VPXORD        Z7, Z7, Z7
+	VANDPS        pattern80000000<>+0(SB), Z19, Z20
+	VXORPS        Z16, Z20, Z20
+	VCMPPS        $0x00, Z7, Z19, K1
+	VCMPPS        $0x03, Z19, Z19, K2
+	VMOVDQA32     Z7, K1, Z20
+	VMOVDQA32     Z19, K2, Z20
+	VADDPS        Z20, Z17, Z17
+	VMULPS        Z10, Z5, Z19
+	VFMADD231PS   Z13, Z12, Z19
+	VFMADD231PS   512(AX), Z18, Z18
+	VPXORD        Z8, Z8, Z8
+	VANDPS        pattern80000000<>+0(SB), Z19, Z20
+	VXORPS        Z16, Z20, Z20
+	VCMPPS        $0x00, Z8, Z19, K1
+	VCMPPS        $0x03, Z19, Z19, K2
+	VMOVDQA32     Z8, K1, Z20
+	VMOVDQA32     Z19, K2, Z20
+	VADDPS        Z20, Z18, Z18
+	VMULPS        Z6, Z14, Z6
+	VFMADD231PS   Z15, Z11, Z6
+	VMULPS        Z10, Z14, Z10
+	VFMADD231PS   Z15, Z12, Z10
+	VPADDD        pattern00008000<>+0(SB), Z6, Z6
+	VPADDD        pattern00008000<>+0(SB), Z10, Z10
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z10, Z4, Z6
+	VMOVDQU32     Z6, (R8)(CX*2)
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z18, Z17, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS     Z18, Z17, Z10
+	VMOVUPS       Z6, (SI)(CX*4)
+	VMOVUPS       Z10, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3179
+	VPTESTMD      Z0, Z17, K1
+	VPADDD        Z1, Z17, Z6
+	VCMPPS        $0x03, Z17, Z17, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z18, K1
+	VPADDD        Z1, Z18, Z10
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z10, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3181
+	VPSUBW        (BX)(CX*2), Y6, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2633:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162636
-	JA         fp322637
-	VPTESTMD   Z0, Z17, K1
-	VPADDD     Z1, Z17, Z6
-	VCMPPS     $0x03, Z17, Z17, K2
-	VPADDD     Z2, Z6, K1, Z6
-	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z10
-	VCMPPS     $0x03, Z18, Z18, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z10, Z4, Z6
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2640
-	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2639
+noted3181:
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3180
 
-ordinary2640:
+unusual3179:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163183
+	JA            fp323184
+	VPTESTMD      Z0, Z17, K1
+	VPADDD        Z1, Z17, Z6
+	VCMPPS        $0x03, Z17, Z17, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z18, K1
+	VPADDD        Z1, Z18, Z10
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z10, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3186
+	VPSUBW        (BX)(CX*2), Y6, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3186:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3188
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3187
+
+ordinary3188:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2639:
-	JMP done2638
+stored3187:
+	JMP done3185
 
-fp162636:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z18, Z17, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS    Z18, Z17, Z10
-	VPXORD       Z9, Z9, Z9
-	VCVTPS2PH    $0x00, Z6, Y9
-	VCVTPS2PH    $0x00, Z10, Y6
-	VINSERTI64X4 $0x01, Y6, Z9, Z9
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2642
-	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored2641
+fp163183:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z18, Z17, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS     Z18, Z17, Z10
+	VPXORD        Z9, Z9, Z9
+	VCVTPS2PH     $0x00, Z6, Y9
+	VCVTPS2PH     $0x00, Z10, Y6
+	VINSERTI64X4  $0x01, Y6, Z9, Z9
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3189
+	VPSUBW        (BX)(CX*2), Y9, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z9, Y6
+	VPSUBW        32(BX)(CX*2), Y6, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2642:
+noted3189:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3191
+	VMOVNTDQ Z9, (BX)(CX*2)
+	JMP      stored3190
+
+ordinary3191:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored2641:
-	JMP done2638
+stored3190:
+	JMP done3185
 
-fp322637:
-done2638:
-stored2634:
+fp323184:
+done3185:
+stored3180:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2631:
+check3177:
 	CMPQ CX, R11
-	JB   next2630
+	JB   next3176
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2630
-	JMP  done2616
+	JB   next3176
+	JMP  done3159
 
-fp322615:
+fp323158:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2644
+	JMP  check3193
 
-next2643:
+next3192:
 	TESTQ     R9, R9
-	JEQ       kept2645
+	JEQ       kept3194
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -5702,157 +9419,310 @@ next2643:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2645:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*4)
-	PREFETCHT0  64(DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z6
-	VMOVUPS     64(DX)(CX*4), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
-	VPERMI2PS   Z10, Z6, Z11
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
-	VPERMI2PS   Z10, Z6, Z12
-	VMOVUPS     (SI)(CX*4), Z6
-	VMOVUPS     64(SI)(CX*4), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z10, Z6, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z10, Z6, Z18
-	VMULPS      (AX), Z11, Z11
-	VFMADD231PS 64(AX), Z17, Z11
-	VMULPS      (AX), Z12, Z12
-	VFMADD231PS 64(AX), Z18, Z12
-	VMOVDQU32   (R8)(CX*2), Z10
-	VPSLLD      $0x10, Z10, Z6
-	VPANDD      Z4, Z10, Z10
-	VMULPS      Z6, Z5, Z19
-	VFMADD231PS Z13, Z11, Z19
-	VFMADD231PS 512(AX), Z17, Z17
-	VPXORD      Z7, Z7, Z7
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z16, Z20, Z20
-	VCMPPS      $0x00, Z7, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z7, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z17, Z17
-	VMULPS      Z10, Z5, Z19
-	VFMADD231PS Z13, Z12, Z19
-	VFMADD231PS 512(AX), Z18, Z18
-	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z19, Z20
-	VXORPS      Z16, Z20, Z20
-	VCMPPS      $0x00, Z8, Z19, K1
-	VCMPPS      $0x03, Z19, Z19, K2
-	VMOVDQA32   Z8, K1, Z20
-	VMOVDQA32   Z19, K2, Z20
-	VADDPS      Z20, Z18, Z18
-	VMULPS      Z6, Z14, Z6
-	VFMADD231PS Z15, Z11, Z6
-	VMULPS      Z10, Z14, Z10
-	VFMADD231PS Z15, Z12, Z10
-	VPADDD      pattern00008000<>+0(SB), Z6, Z6
-	VPADDD      pattern00008000<>+0(SB), Z10, Z10
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z10, Z4, Z6
-	VMOVDQU32   Z6, (R8)(CX*2)
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z18, Z17, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS   Z18, Z17, Z10
-	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z10, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2646
-	VPTESTMD    Z0, Z17, K1
-	VPADDD      Z1, Z17, Z6
-	VCMPPS      $0x03, Z17, Z17, K2
-	VPADDD      Z2, Z6, K1, Z6
-	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z10
-	VCMPPS      $0x03, Z18, Z18, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z10, Z4, Z6
-	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2647
+kept3194:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*4)
+	PREFETCHT0    64(DX)(R12*4)
+	VMOVUPS       (DX)(CX*4), Z6
+	VMOVUPS       64(DX)(CX*4), Z10
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
+	VPERMI2PS     Z10, Z6, Z11
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
+	VPERMI2PS     Z10, Z6, Z12
+	VMOVUPS       (SI)(CX*4), Z6
+	VMOVUPS       64(SI)(CX*4), Z10
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z10, Z6, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z10, Z6, Z18
+	VMULPS        (AX), Z11, Z11
+	VFMADD231PS   64(AX), Z17, Z11
+	VMULPS        (AX), Z12, Z12
+	VFMADD231PS   64(AX), Z18, Z12
+	VMOVDQU32     (R8)(CX*2), Z10
+	VPSLLD        $0x10, Z10, Z6
+	VPANDD        Z4, Z10, Z10
+	VMULPS        Z6, Z5, Z19
+	VFMADD231PS   Z13, Z11, Z19
+	VFMADD231PS   512(AX), Z17, Z17
+	VPXORD        Z7, Z7, Z7
+	VANDPS        pattern80000000<>+0(SB), Z19, Z20
+	VXORPS        Z16, Z20, Z20
+	VCMPPS        $0x00, Z7, Z19, K1
+	VCMPPS        $0x03, Z19, Z19, K2
+	VMOVDQA32     Z7, K1, Z20
+	VMOVDQA32     Z19, K2, Z20
+	VADDPS        Z20, Z17, Z17
+	VMULPS        Z10, Z5, Z19
+	VFMADD231PS   Z13, Z12, Z19
+	VFMADD231PS   512(AX), Z18, Z18
+	VPXORD        Z8, Z8, Z8
+	VANDPS        pattern80000000<>+0(SB), Z19, Z20
+	VXORPS        Z16, Z20, Z20
+	VCMPPS        $0x00, Z8, Z19, K1
+	VCMPPS        $0x03, Z19, Z19, K2
+	VMOVDQA32     Z8, K1, Z20
+	VMOVDQA32     Z19, K2, Z20
+	VADDPS        Z20, Z18, Z18
+	VMULPS        Z6, Z14, Z6
+	VFMADD231PS   Z15, Z11, Z6
+	VMULPS        Z10, Z14, Z10
+	VFMADD231PS   Z15, Z12, Z10
+	VPADDD        pattern00008000<>+0(SB), Z6, Z6
+	VPADDD        pattern00008000<>+0(SB), Z10, Z10
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z10, Z4, Z6
+	VMOVDQU32     Z6, (R8)(CX*2)
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z18, Z17, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS     Z18, Z17, Z10
+	VMOVUPS       Z6, (SI)(CX*4)
+	VMOVUPS       Z10, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3195
+	VPTESTMD      Z0, Z17, K1
+	VPADDD        Z1, Z17, Z6
+	VCMPPS        $0x03, Z17, Z17, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z18, K1
+	VPADDD        Z1, Z18, Z10
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z10, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3197
+	VPSUBW        (BX)(CX*2), Y6, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2646:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162649
-	JA         fp322650
-	VPTESTMD   Z0, Z17, K1
-	VPADDD     Z1, Z17, Z6
-	VCMPPS     $0x03, Z17, Z17, K2
-	VPADDD     Z2, Z6, K1, Z6
-	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z10
-	VCMPPS     $0x03, Z18, Z18, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z10, Z4, Z6
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2653
-	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2652
+noted3197:
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3196
 
-ordinary2653:
+unusual3195:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163199
+	JA            fp323200
+	VPTESTMD      Z0, Z17, K1
+	VPADDD        Z1, Z17, Z6
+	VCMPPS        $0x03, Z17, Z17, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z18, K1
+	VPADDD        Z1, Z18, Z10
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z10, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3202
+	VPSUBW        (BX)(CX*2), Y6, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3202:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3204
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3203
+
+ordinary3204:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2652:
-	JMP done2651
+stored3203:
+	JMP done3201
 
-fp162649:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z18, Z17, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS    Z18, Z17, Z10
-	VPXORD       Z9, Z9, Z9
-	VCVTPS2PH    $0x00, Z6, Y9
-	VCVTPS2PH    $0x00, Z10, Y6
-	VINSERTI64X4 $0x01, Y6, Z9, Z9
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2655
-	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored2654
+fp163199:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z18, Z17, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS     Z18, Z17, Z10
+	VPXORD        Z9, Z9, Z9
+	VCVTPS2PH     $0x00, Z6, Y9
+	VCVTPS2PH     $0x00, Z10, Y6
+	VINSERTI64X4  $0x01, Y6, Z9, Z9
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3205
+	VPSUBW        (BX)(CX*2), Y9, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z9, Y6
+	VPSUBW        32(BX)(CX*2), Y6, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2655:
+noted3205:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3207
+	VMOVNTDQ Z9, (BX)(CX*2)
+	JMP      stored3206
+
+ordinary3207:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored2654:
-	JMP done2651
+stored3206:
+	JMP done3201
 
-fp322650:
-done2651:
-stored2647:
+fp323200:
+done3201:
+stored3196:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2644:
+check3193:
 	CMPQ CX, R11
-	JB   next2643
+	JB   next3192
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2643
+	JB   next3192
 
-done2616:
-updated2569:
+done3159:
+updated3103:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adagradFP32BF16AVX512(a *Arguments)
-// Requires: AVX, AVX512F, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -5879,10 +9749,10 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2656
+	JEQ       aligned3208
 	ORQ       $0x04, DI
 
-aligned2656:
+aligned3208:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -5901,23 +9771,23 @@ aligned2656:
 	MOVQ         a+0(FP), R13
 	MOVQ         40(R13), R13
 	TESTQ        R13, R13
-	JEQ          plain2657
+	JEQ          plain3209
 	VPXORQ       Z10, Z10, Z10
 	VPXORQ       Z11, Z11, Z11
 	VPXORQ       Z12, Z12, Z12
 	VPXORQ       Z13, Z13, Z13
 	CMPQ         CX, $0x01
-	JE           fp162660
-	JA           fp322661
+	JE           fp163212
+	JA           fp323213
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check2664
+	JMP          check3216
 
-next2663:
+next3215:
 	TESTQ     R9, R9
-	JEQ       kept2665
+	JEQ       kept3217
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -5929,151 +9799,304 @@ next2663:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2665:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z10, Z10
-	VPADDQ      64(SI)(CX*4), Z10, Z10
-	VPADDQ      (R8)(CX*2), Z12, Z12
-	PREFETCHT0  (DX)(R12*2)
-	VMOVDQU32   (DX)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z14
-	VPANDD      Z4, Z16, Z16
-	VMOVUPS     (SI)(CX*4), Z17
-	VMOVUPS     64(SI)(CX*4), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z18, Z17, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z18, Z17, Z20
-	VMULPS      (AX), Z14, Z14
-	VFMADD231PS 64(AX), Z19, Z14
-	VMULPS      (AX), Z16, Z16
-	VFMADD231PS 64(AX), Z20, Z16
-	VMOVDQU32   (R8)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z4, Z18, Z18
-	VFMADD231PS Z14, Z14, Z17
-	VFMADD231PS Z16, Z16, Z18
-	VPMULLD     Z7, Z7, Z21
-	VPSRLD      $0x10, Z21, Z21
-	VPADDD      Z5, Z7, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z17, Z21, Z21
-	VPADDD      Z18, Z22, Z22
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z4, Z21
-	VMOVDQU32   Z21, (R8)(CX*2)
-	VPADDQ      Z21, Z13, Z13
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z17, Z17
-	VADDPS      Z8, Z17, Z17
-	VDIVPS      Z17, Z14, Z14
-	VFMADD231PS Z9, Z14, Z19
-	VSQRTPS     Z18, Z18
-	VADDPS      Z8, Z18, Z18
-	VDIVPS      Z18, Z16, Z16
-	VFMADD231PS Z9, Z16, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS   Z20, Z19, Z14
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z14, (SI)(CX*4)
-	VPADDQ      Z14, Z11, Z11
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	VPADDQ      Z16, Z11, Z11
-	TESTQ       DI, DI
-	JNE         unusual2666
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z14
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z14, K1, Z14
-	VMOVDQU32   Z3, K2, Z14
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z16, Z4, Z14
-	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2667
+kept3217:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z10, Z10
+	VPADDQ        64(SI)(CX*4), Z10, Z10
+	VPADDQ        (R8)(CX*2), Z12, Z12
+	PREFETCHT0    (DX)(R12*2)
+	VMOVDQU32     (DX)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z14
+	VPANDD        Z4, Z16, Z16
+	VMOVUPS       (SI)(CX*4), Z17
+	VMOVUPS       64(SI)(CX*4), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z18, Z17, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z18, Z17, Z20
+	VMULPS        (AX), Z14, Z14
+	VFMADD231PS   64(AX), Z19, Z14
+	VMULPS        (AX), Z16, Z16
+	VFMADD231PS   64(AX), Z20, Z16
+	VMOVDQU32     (R8)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z4, Z18, Z18
+	VFMADD231PS   Z14, Z14, Z17
+	VFMADD231PS   Z16, Z16, Z18
+	VPMULLD       Z7, Z7, Z21
+	VPSRLD        $0x10, Z21, Z21
+	VPADDD        Z5, Z7, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z17, Z21, Z21
+	VPADDD        Z18, Z22, Z22
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z4, Z21
+	VMOVDQU32     Z21, (R8)(CX*2)
+	VPADDQ        Z21, Z13, Z13
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z17, Z17
+	VADDPS        Z8, Z17, Z17
+	VDIVPS        Z17, Z14, Z14
+	VFMADD231PS   Z9, Z14, Z19
+	VSQRTPS       Z18, Z18
+	VADDPS        Z8, Z18, Z18
+	VDIVPS        Z18, Z16, Z16
+	VFMADD231PS   Z9, Z16, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z14, (SI)(CX*4)
+	VPADDQ        Z14, Z11, Z11
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	VPADDQ        Z16, Z11, Z11
+	TESTQ         DI, DI
+	JNE           unusual3218
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3220
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2666:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162669
-	JA         fp322670
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z14
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z14, K1, Z14
-	VMOVDQU32  Z3, K2, Z14
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z14, Z14
-	VPTERNLOGD $0xf8, Z16, Z4, Z14
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2673
-	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2672
+noted3220:
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3219
 
-ordinary2673:
+unusual3218:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163222
+	JA            fp323223
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3225
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3225:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3227
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3226
+
+ordinary3227:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2672:
-	JMP done2671
+stored3226:
+	JMP done3224
 
-fp162669:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS    Z20, Z19, Z14
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z14, Y15
-	VCVTPS2PH    $0x00, Z16, Y14
-	VINSERTI64X4 $0x01, Y14, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2675
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2674
+fp163222:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z14, Y15
+	VCVTPS2PH     $0x00, Z16, Y14
+	VINSERTI64X4  $0x01, Y14, Z15, Z15
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3228
+	VPSUBW        (BX)(CX*2), Y15, Y14
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2675:
+noted3228:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3230
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3229
+
+ordinary3230:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2674:
-	JMP done2671
+stored3229:
+	JMP done3224
 
-fp322670:
-done2671:
-stored2667:
+fp323223:
+done3224:
+stored3219:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2664:
+check3216:
 	CMPQ CX, R11
-	JB   next2663
+	JB   next3215
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2663
-	JMP  done2662
+	JB   next3215
+	JMP  done3214
 
-fp162660:
+fp163212:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2677
+	JMP  check3232
 
-next2676:
+next3231:
 	TESTQ     R9, R9
-	JEQ       kept2678
+	JEQ       kept3233
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -6085,154 +10108,307 @@ next2676:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2678:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z10, Z10
-	VPADDQ      64(SI)(CX*4), Z10, Z10
-	VPADDQ      (R8)(CX*2), Z12, Z12
-	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z14
-	VCVTPH2PS   32(DX)(CX*2), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z14, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z14, Z18
-	VMOVUPS     (SI)(CX*4), Z14
-	VMOVUPS     64(SI)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z16, Z14, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z16, Z14, Z20
-	VMULPS      (AX), Z17, Z17
-	VFMADD231PS 64(AX), Z19, Z17
-	VMULPS      (AX), Z18, Z18
-	VFMADD231PS 64(AX), Z20, Z18
-	VMOVDQU32   (R8)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z14
-	VPANDD      Z4, Z16, Z16
-	VFMADD231PS Z17, Z17, Z14
-	VFMADD231PS Z18, Z18, Z16
-	VPMULLD     Z7, Z7, Z21
-	VPSRLD      $0x10, Z21, Z21
-	VPADDD      Z5, Z7, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z14, Z21, Z21
-	VPADDD      Z16, Z22, Z22
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z4, Z21
-	VMOVDQU32   Z21, (R8)(CX*2)
-	VPADDQ      Z21, Z13, Z13
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z14, Z14
-	VADDPS      Z8, Z14, Z14
-	VDIVPS      Z14, Z17, Z17
-	VFMADD231PS Z9, Z17, Z19
-	VSQRTPS     Z16, Z16
-	VADDPS      Z8, Z16, Z16
-	VDIVPS      Z16, Z18, Z18
-	VFMADD231PS Z9, Z18, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS   Z20, Z19, Z14
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z14, (SI)(CX*4)
-	VPADDQ      Z14, Z11, Z11
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	VPADDQ      Z16, Z11, Z11
-	TESTQ       DI, DI
-	JNE         unusual2679
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z14
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z14, K1, Z14
-	VMOVDQU32   Z3, K2, Z14
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z16, Z4, Z14
-	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2680
+kept3233:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z10, Z10
+	VPADDQ        64(SI)(CX*4), Z10, Z10
+	VPADDQ        (R8)(CX*2), Z12, Z12
+	PREFETCHT0    (DX)(R12*2)
+	VCVTPH2PS     (DX)(CX*2), Z14
+	VCVTPH2PS     32(DX)(CX*2), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z14, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z14, Z18
+	VMOVUPS       (SI)(CX*4), Z14
+	VMOVUPS       64(SI)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z16, Z14, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z16, Z14, Z20
+	VMULPS        (AX), Z17, Z17
+	VFMADD231PS   64(AX), Z19, Z17
+	VMULPS        (AX), Z18, Z18
+	VFMADD231PS   64(AX), Z20, Z18
+	VMOVDQU32     (R8)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z14
+	VPANDD        Z4, Z16, Z16
+	VFMADD231PS   Z17, Z17, Z14
+	VFMADD231PS   Z18, Z18, Z16
+	VPMULLD       Z7, Z7, Z21
+	VPSRLD        $0x10, Z21, Z21
+	VPADDD        Z5, Z7, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z14, Z21, Z21
+	VPADDD        Z16, Z22, Z22
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z4, Z21
+	VMOVDQU32     Z21, (R8)(CX*2)
+	VPADDQ        Z21, Z13, Z13
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z14, Z14
+	VADDPS        Z8, Z14, Z14
+	VDIVPS        Z14, Z17, Z17
+	VFMADD231PS   Z9, Z17, Z19
+	VSQRTPS       Z16, Z16
+	VADDPS        Z8, Z16, Z16
+	VDIVPS        Z16, Z18, Z18
+	VFMADD231PS   Z9, Z18, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z14, (SI)(CX*4)
+	VPADDQ        Z14, Z11, Z11
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	VPADDQ        Z16, Z11, Z11
+	TESTQ         DI, DI
+	JNE           unusual3234
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3236
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2679:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162682
-	JA         fp322683
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z14
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z14, K1, Z14
-	VMOVDQU32  Z3, K2, Z14
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z14, Z14
-	VPTERNLOGD $0xf8, Z16, Z4, Z14
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2686
-	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2685
+noted3236:
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3235
 
-ordinary2686:
+unusual3234:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163238
+	JA            fp323239
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3241
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3241:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3243
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3242
+
+ordinary3243:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2685:
-	JMP done2684
+stored3242:
+	JMP done3240
 
-fp162682:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS    Z20, Z19, Z14
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z14, Y15
-	VCVTPS2PH    $0x00, Z16, Y14
-	VINSERTI64X4 $0x01, Y14, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2688
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2687
+fp163238:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z14, Y15
+	VCVTPS2PH     $0x00, Z16, Y14
+	VINSERTI64X4  $0x01, Y14, Z15, Z15
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3244
+	VPSUBW        (BX)(CX*2), Y15, Y14
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2688:
+noted3244:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3246
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3245
+
+ordinary3246:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2687:
-	JMP done2684
+stored3245:
+	JMP done3240
 
-fp322683:
-done2684:
-stored2680:
+fp323239:
+done3240:
+stored3235:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2677:
+check3232:
 	CMPQ CX, R11
-	JB   next2676
+	JB   next3231
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2676
-	JMP  done2662
+	JB   next3231
+	JMP  done3214
 
-fp322661:
+fp323213:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2690
+	JMP  check3248
 
-next2689:
+next3247:
 	TESTQ     R9, R9
-	JEQ       kept2691
+	JEQ       kept3249
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -6244,166 +10420,319 @@ next2689:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2691:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z10, Z10
-	VPADDQ      64(SI)(CX*4), Z10, Z10
-	VPADDQ      (R8)(CX*2), Z12, Z12
-	PREFETCHT0  (DX)(R12*4)
-	PREFETCHT0  64(DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z14
-	VMOVUPS     64(DX)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z14, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z14, Z18
-	VMOVUPS     (SI)(CX*4), Z14
-	VMOVUPS     64(SI)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z16, Z14, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z16, Z14, Z20
-	VMULPS      (AX), Z17, Z17
-	VFMADD231PS 64(AX), Z19, Z17
-	VMULPS      (AX), Z18, Z18
-	VFMADD231PS 64(AX), Z20, Z18
-	VMOVDQU32   (R8)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z14
-	VPANDD      Z4, Z16, Z16
-	VFMADD231PS Z17, Z17, Z14
-	VFMADD231PS Z18, Z18, Z16
-	VPMULLD     Z7, Z7, Z21
-	VPSRLD      $0x10, Z21, Z21
-	VPADDD      Z5, Z7, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z14, Z21, Z21
-	VPADDD      Z16, Z22, Z22
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z4, Z21
-	VMOVDQU32   Z21, (R8)(CX*2)
-	VPADDQ      Z21, Z13, Z13
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z14, Z14
-	VADDPS      Z8, Z14, Z14
-	VDIVPS      Z14, Z17, Z17
-	VFMADD231PS Z9, Z17, Z19
-	VSQRTPS     Z16, Z16
-	VADDPS      Z8, Z16, Z16
-	VDIVPS      Z16, Z18, Z18
-	VFMADD231PS Z9, Z18, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS   Z20, Z19, Z14
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z14, (SI)(CX*4)
-	VPADDQ      Z14, Z11, Z11
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	VPADDQ      Z16, Z11, Z11
-	TESTQ       DI, DI
-	JNE         unusual2692
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z14
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z14, K1, Z14
-	VMOVDQU32   Z3, K2, Z14
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z16, Z4, Z14
-	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2693
+kept3249:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z10, Z10
+	VPADDQ        64(SI)(CX*4), Z10, Z10
+	VPADDQ        (R8)(CX*2), Z12, Z12
+	PREFETCHT0    (DX)(R12*4)
+	PREFETCHT0    64(DX)(R12*4)
+	VMOVUPS       (DX)(CX*4), Z14
+	VMOVUPS       64(DX)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z14, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z14, Z18
+	VMOVUPS       (SI)(CX*4), Z14
+	VMOVUPS       64(SI)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z16, Z14, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z16, Z14, Z20
+	VMULPS        (AX), Z17, Z17
+	VFMADD231PS   64(AX), Z19, Z17
+	VMULPS        (AX), Z18, Z18
+	VFMADD231PS   64(AX), Z20, Z18
+	VMOVDQU32     (R8)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z14
+	VPANDD        Z4, Z16, Z16
+	VFMADD231PS   Z17, Z17, Z14
+	VFMADD231PS   Z18, Z18, Z16
+	VPMULLD       Z7, Z7, Z21
+	VPSRLD        $0x10, Z21, Z21
+	VPADDD        Z5, Z7, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z14, Z21, Z21
+	VPADDD        Z16, Z22, Z22
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z4, Z21
+	VMOVDQU32     Z21, (R8)(CX*2)
+	VPADDQ        Z21, Z13, Z13
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z14, Z14
+	VADDPS        Z8, Z14, Z14
+	VDIVPS        Z14, Z17, Z17
+	VFMADD231PS   Z9, Z17, Z19
+	VSQRTPS       Z16, Z16
+	VADDPS        Z8, Z16, Z16
+	VDIVPS        Z16, Z18, Z18
+	VFMADD231PS   Z9, Z18, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z14, (SI)(CX*4)
+	VPADDQ        Z14, Z11, Z11
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	VPADDQ        Z16, Z11, Z11
+	TESTQ         DI, DI
+	JNE           unusual3250
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3252
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2692:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162695
-	JA         fp322696
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z14
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z14, K1, Z14
-	VMOVDQU32  Z3, K2, Z14
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z14, Z14
-	VPTERNLOGD $0xf8, Z16, Z4, Z14
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2699
-	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2698
+noted3252:
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3251
 
-ordinary2699:
+unusual3250:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163254
+	JA            fp323255
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z14
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z14, K1, Z14
+	VMOVDQU32     Z3, K2, Z14
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z16, Z4, Z14
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3257
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3257:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3259
+	VMOVNTDQ Z14, (BX)(CX*2)
+	JMP      stored3258
+
+ordinary3259:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2698:
-	JMP done2697
+stored3258:
+	JMP done3256
 
-fp162695:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS    Z20, Z19, Z14
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z14, Y15
-	VCVTPS2PH    $0x00, Z16, Y14
-	VINSERTI64X4 $0x01, Y14, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2701
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2700
+fp163254:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS     Z20, Z19, Z14
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z14, Y15
+	VCVTPS2PH     $0x00, Z16, Y14
+	VINSERTI64X4  $0x01, Y14, Z15, Z15
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3260
+	VPSUBW        (BX)(CX*2), Y15, Y14
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2701:
+noted3260:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3262
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3261
+
+ordinary3262:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2700:
-	JMP done2697
+stored3261:
+	JMP done3256
 
-fp322696:
-done2697:
-stored2693:
+fp323255:
+done3256:
+stored3251:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2690:
+check3248:
 	CMPQ CX, R11
-	JB   next2689
+	JB   next3247
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2689
+	JB   next3247
 
-done2662:
+done3214:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z10, (AX)
 	VMOVDQU32 Z11, 64(AX)
 	VMOVDQU32 Z12, 256(AX)
 	VMOVDQU32 Z13, 320(AX)
-	JMP       updated2658
+	JMP       updated3210
 
-plain2657:
+plain3209:
 	CMPQ CX, $0x01
-	JE   fp162703
-	JA   fp322704
+	JE   fp163264
+	JA   fp323265
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2707
+	JMP  check3268
 
-next2706:
+next3267:
 	TESTQ     R9, R9
-	JEQ       kept2708
+	JEQ       kept3269
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -6415,145 +10744,298 @@ next2706:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2708:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VMOVDQU32   (DX)(CX*2), Z12
-	VPSLLD      $0x10, Z12, Z10
-	VPANDD      Z4, Z12, Z12
-	VMOVUPS     (SI)(CX*4), Z13
-	VMOVUPS     64(SI)(CX*4), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z14, Z13, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z14, Z13, Z16
-	VMULPS      (AX), Z10, Z10
-	VFMADD231PS 64(AX), Z15, Z10
-	VMULPS      (AX), Z12, Z12
-	VFMADD231PS 64(AX), Z16, Z12
-	VMOVDQU32   (R8)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z13
-	VPANDD      Z4, Z14, Z14
-	VFMADD231PS Z10, Z10, Z13
-	VFMADD231PS Z12, Z12, Z14
-	VPMULLD     Z7, Z7, Z17
-	VPSRLD      $0x10, Z17, Z17
-	VPADDD      Z5, Z7, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x10, Z18, Z18
-	VPADDD      Z13, Z17, Z17
-	VPADDD      Z14, Z18, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z4, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z13, Z13
-	VADDPS      Z8, Z13, Z13
-	VDIVPS      Z13, Z10, Z10
-	VFMADD231PS Z9, Z10, Z15
-	VSQRTPS     Z14, Z14
-	VADDPS      Z8, Z14, Z14
-	VDIVPS      Z14, Z12, Z12
-	VFMADD231PS Z9, Z12, Z16
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS   Z16, Z15, Z10
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS   Z16, Z15, Z12
-	VMOVUPS     Z10, (SI)(CX*4)
-	VMOVUPS     Z12, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2709
-	VPTESTMD    Z0, Z15, K1
-	VPADDD      Z1, Z15, Z10
-	VCMPPS      $0x03, Z15, Z15, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPTESTMD    Z0, Z16, K1
-	VPADDD      Z1, Z16, Z12
-	VCMPPS      $0x03, Z16, Z16, K2
-	VPADDD      Z2, Z12, K1, Z12
-	VMOVDQU32   Z3, K2, Z12
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z12, Z4, Z10
-	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2710
+kept3269:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*2)
+	VMOVDQU32     (DX)(CX*2), Z12
+	VPSLLD        $0x10, Z12, Z10
+	VPANDD        Z4, Z12, Z12
+	VMOVUPS       (SI)(CX*4), Z13
+	VMOVUPS       64(SI)(CX*4), Z14
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z14, Z13, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z14, Z13, Z16
+	VMULPS        (AX), Z10, Z10
+	VFMADD231PS   64(AX), Z15, Z10
+	VMULPS        (AX), Z12, Z12
+	VFMADD231PS   64(AX), Z16, Z12
+	VMOVDQU32     (R8)(CX*2), Z14
+	VPSLLD        $0x10, Z14, Z13
+	VPANDD        Z4, Z14, Z14
+	VFMADD231PS   Z10, Z10, Z13
+	VFMADD231PS   Z12, Z12, Z14
+	VPMULLD       Z7, Z7, Z17
+	VPSRLD        $0x10, Z17, Z17
+	VPADDD        Z5, Z7, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x10, Z18, Z18
+	VPADDD        Z13, Z17, Z17
+	VPADDD        Z14, Z18, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z4, Z17
+	VMOVDQU32     Z17, (R8)(CX*2)
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z13, Z13
+	VADDPS        Z8, Z13, Z13
+	VDIVPS        Z13, Z10, Z10
+	VFMADD231PS   Z9, Z10, Z15
+	VSQRTPS       Z14, Z14
+	VADDPS        Z8, Z14, Z14
+	VDIVPS        Z14, Z12, Z12
+	VFMADD231PS   Z9, Z12, Z16
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z16, Z15, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS     Z16, Z15, Z12
+	VMOVUPS       Z10, (SI)(CX*4)
+	VMOVUPS       Z12, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3270
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z10
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z12
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z12, K1, Z12
+	VMOVDQU32     Z3, K2, Z12
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z12, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3272
+	VPSUBW        (BX)(CX*2), Y10, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y12
+	VPSUBW        32(BX)(CX*2), Y12, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2709:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162712
-	JA         fp322713
-	VPTESTMD   Z0, Z15, K1
-	VPADDD     Z1, Z15, Z10
-	VCMPPS     $0x03, Z15, Z15, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPTESTMD   Z0, Z16, K1
-	VPADDD     Z1, Z16, Z12
-	VCMPPS     $0x03, Z16, Z16, K2
-	VPADDD     Z2, Z12, K1, Z12
-	VMOVDQU32  Z3, K2, Z12
-	VPSRLD     $0x10, Z10, Z10
-	VPTERNLOGD $0xf8, Z12, Z4, Z10
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2716
-	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2715
+noted3272:
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3271
 
-ordinary2716:
+unusual3270:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163274
+	JA            fp323275
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z10
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z12
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z12, K1, Z12
+	VMOVDQU32     Z3, K2, Z12
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z12, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3277
+	VPSUBW        (BX)(CX*2), Y10, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y12
+	VPSUBW        32(BX)(CX*2), Y12, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3277:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3279
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3278
+
+ordinary3279:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2715:
-	JMP done2714
+stored3278:
+	JMP done3276
 
-fp162712:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS    Z16, Z15, Z10
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS    Z16, Z15, Z12
-	VPXORD       Z11, Z11, Z11
-	VCVTPS2PH    $0x00, Z10, Y11
-	VCVTPS2PH    $0x00, Z12, Y10
-	VINSERTI64X4 $0x01, Y10, Z11, Z11
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2718
-	VMOVNTDQ     Z11, (BX)(CX*2)
-	JMP          stored2717
+fp163274:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z16, Z15, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS     Z16, Z15, Z12
+	VPXORD        Z11, Z11, Z11
+	VCVTPS2PH     $0x00, Z10, Y11
+	VCVTPS2PH     $0x00, Z12, Y10
+	VINSERTI64X4  $0x01, Y10, Z11, Z11
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3280
+	VPSUBW        (BX)(CX*2), Y11, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z11, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2718:
+noted3280:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3282
+	VMOVNTDQ Z11, (BX)(CX*2)
+	JMP      stored3281
+
+ordinary3282:
 	VMOVDQU32 Z11, (BX)(CX*2)
 
-stored2717:
-	JMP done2714
+stored3281:
+	JMP done3276
 
-fp322713:
-done2714:
-stored2710:
+fp323275:
+done3276:
+stored3271:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2707:
+check3268:
 	CMPQ CX, R11
-	JB   next2706
+	JB   next3267
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2706
-	JMP  done2705
+	JB   next3267
+	JMP  done3266
 
-fp162703:
+fp163264:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2720
+	JMP  check3284
 
-next2719:
+next3283:
 	TESTQ     R9, R9
-	JEQ       kept2721
+	JEQ       kept3285
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -6565,148 +11047,301 @@ next2719:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2721:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z10
-	VCVTPH2PS   32(DX)(CX*2), Z12
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
-	VPERMI2PS   Z12, Z10, Z13
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
-	VPERMI2PS   Z12, Z10, Z14
-	VMOVUPS     (SI)(CX*4), Z10
-	VMOVUPS     64(SI)(CX*4), Z12
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z12, Z10, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z12, Z10, Z16
-	VMULPS      (AX), Z13, Z13
-	VFMADD231PS 64(AX), Z15, Z13
-	VMULPS      (AX), Z14, Z14
-	VFMADD231PS 64(AX), Z16, Z14
-	VMOVDQU32   (R8)(CX*2), Z12
-	VPSLLD      $0x10, Z12, Z10
-	VPANDD      Z4, Z12, Z12
-	VFMADD231PS Z13, Z13, Z10
-	VFMADD231PS Z14, Z14, Z12
-	VPMULLD     Z7, Z7, Z17
-	VPSRLD      $0x10, Z17, Z17
-	VPADDD      Z5, Z7, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x10, Z18, Z18
-	VPADDD      Z10, Z17, Z17
-	VPADDD      Z12, Z18, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z4, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z10, Z10
-	VADDPS      Z8, Z10, Z10
-	VDIVPS      Z10, Z13, Z13
-	VFMADD231PS Z9, Z13, Z15
-	VSQRTPS     Z12, Z12
-	VADDPS      Z8, Z12, Z12
-	VDIVPS      Z12, Z14, Z14
-	VFMADD231PS Z9, Z14, Z16
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS   Z16, Z15, Z10
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS   Z16, Z15, Z12
-	VMOVUPS     Z10, (SI)(CX*4)
-	VMOVUPS     Z12, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2722
-	VPTESTMD    Z0, Z15, K1
-	VPADDD      Z1, Z15, Z10
-	VCMPPS      $0x03, Z15, Z15, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPTESTMD    Z0, Z16, K1
-	VPADDD      Z1, Z16, Z12
-	VCMPPS      $0x03, Z16, Z16, K2
-	VPADDD      Z2, Z12, K1, Z12
-	VMOVDQU32   Z3, K2, Z12
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z12, Z4, Z10
-	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2723
+kept3285:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*2)
+	VCVTPH2PS     (DX)(CX*2), Z10
+	VCVTPH2PS     32(DX)(CX*2), Z12
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
+	VPERMI2PS     Z12, Z10, Z13
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
+	VPERMI2PS     Z12, Z10, Z14
+	VMOVUPS       (SI)(CX*4), Z10
+	VMOVUPS       64(SI)(CX*4), Z12
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z12, Z10, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z12, Z10, Z16
+	VMULPS        (AX), Z13, Z13
+	VFMADD231PS   64(AX), Z15, Z13
+	VMULPS        (AX), Z14, Z14
+	VFMADD231PS   64(AX), Z16, Z14
+	VMOVDQU32     (R8)(CX*2), Z12
+	VPSLLD        $0x10, Z12, Z10
+	VPANDD        Z4, Z12, Z12
+	VFMADD231PS   Z13, Z13, Z10
+	VFMADD231PS   Z14, Z14, Z12
+	VPMULLD       Z7, Z7, Z17
+	VPSRLD        $0x10, Z17, Z17
+	VPADDD        Z5, Z7, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x10, Z18, Z18
+	VPADDD        Z10, Z17, Z17
+	VPADDD        Z12, Z18, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z4, Z17
+	VMOVDQU32     Z17, (R8)(CX*2)
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z10, Z10
+	VADDPS        Z8, Z10, Z10
+	VDIVPS        Z10, Z13, Z13
+	VFMADD231PS   Z9, Z13, Z15
+	VSQRTPS       Z12, Z12
+	VADDPS        Z8, Z12, Z12
+	VDIVPS        Z12, Z14, Z14
+	VFMADD231PS   Z9, Z14, Z16
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z16, Z15, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS     Z16, Z15, Z12
+	VMOVUPS       Z10, (SI)(CX*4)
+	VMOVUPS       Z12, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3286
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z10
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z12
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z12, K1, Z12
+	VMOVDQU32     Z3, K2, Z12
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z12, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3288
+	VPSUBW        (BX)(CX*2), Y10, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y12
+	VPSUBW        32(BX)(CX*2), Y12, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2722:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162725
-	JA         fp322726
-	VPTESTMD   Z0, Z15, K1
-	VPADDD     Z1, Z15, Z10
-	VCMPPS     $0x03, Z15, Z15, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPTESTMD   Z0, Z16, K1
-	VPADDD     Z1, Z16, Z12
-	VCMPPS     $0x03, Z16, Z16, K2
-	VPADDD     Z2, Z12, K1, Z12
-	VMOVDQU32  Z3, K2, Z12
-	VPSRLD     $0x10, Z10, Z10
-	VPTERNLOGD $0xf8, Z12, Z4, Z10
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2729
-	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2728
+noted3288:
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3287
 
-ordinary2729:
+unusual3286:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163290
+	JA            fp323291
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z10
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z12
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z12, K1, Z12
+	VMOVDQU32     Z3, K2, Z12
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z12, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3293
+	VPSUBW        (BX)(CX*2), Y10, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y12
+	VPSUBW        32(BX)(CX*2), Y12, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3293:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3295
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3294
+
+ordinary3295:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2728:
-	JMP done2727
+stored3294:
+	JMP done3292
 
-fp162725:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS    Z16, Z15, Z10
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS    Z16, Z15, Z12
-	VPXORD       Z11, Z11, Z11
-	VCVTPS2PH    $0x00, Z10, Y11
-	VCVTPS2PH    $0x00, Z12, Y10
-	VINSERTI64X4 $0x01, Y10, Z11, Z11
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2731
-	VMOVNTDQ     Z11, (BX)(CX*2)
-	JMP          stored2730
+fp163290:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z16, Z15, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS     Z16, Z15, Z12
+	VPXORD        Z11, Z11, Z11
+	VCVTPS2PH     $0x00, Z10, Y11
+	VCVTPS2PH     $0x00, Z12, Y10
+	VINSERTI64X4  $0x01, Y10, Z11, Z11
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3296
+	VPSUBW        (BX)(CX*2), Y11, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z11, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2731:
+noted3296:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3298
+	VMOVNTDQ Z11, (BX)(CX*2)
+	JMP      stored3297
+
+ordinary3298:
 	VMOVDQU32 Z11, (BX)(CX*2)
 
-stored2730:
-	JMP done2727
+stored3297:
+	JMP done3292
 
-fp322726:
-done2727:
-stored2723:
+fp323291:
+done3292:
+stored3287:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2720:
+check3284:
 	CMPQ CX, R11
-	JB   next2719
+	JB   next3283
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2719
-	JMP  done2705
+	JB   next3283
+	JMP  done3266
 
-fp322704:
+fp323265:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2733
+	JMP  check3300
 
-next2732:
+next3299:
 	TESTQ     R9, R9
-	JEQ       kept2734
+	JEQ       kept3301
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -6718,147 +11353,300 @@ next2732:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2734:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*4)
-	PREFETCHT0  64(DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z10
-	VMOVUPS     64(DX)(CX*4), Z12
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
-	VPERMI2PS   Z12, Z10, Z13
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
-	VPERMI2PS   Z12, Z10, Z14
-	VMOVUPS     (SI)(CX*4), Z10
-	VMOVUPS     64(SI)(CX*4), Z12
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z12, Z10, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z12, Z10, Z16
-	VMULPS      (AX), Z13, Z13
-	VFMADD231PS 64(AX), Z15, Z13
-	VMULPS      (AX), Z14, Z14
-	VFMADD231PS 64(AX), Z16, Z14
-	VMOVDQU32   (R8)(CX*2), Z12
-	VPSLLD      $0x10, Z12, Z10
-	VPANDD      Z4, Z12, Z12
-	VFMADD231PS Z13, Z13, Z10
-	VFMADD231PS Z14, Z14, Z12
-	VPMULLD     Z7, Z7, Z17
-	VPSRLD      $0x10, Z17, Z17
-	VPADDD      Z5, Z7, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x10, Z18, Z18
-	VPADDD      Z10, Z17, Z17
-	VPADDD      Z12, Z18, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z4, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z10, Z10
-	VADDPS      Z8, Z10, Z10
-	VDIVPS      Z10, Z13, Z13
-	VFMADD231PS Z9, Z13, Z15
-	VSQRTPS     Z12, Z12
-	VADDPS      Z8, Z12, Z12
-	VDIVPS      Z12, Z14, Z14
-	VFMADD231PS Z9, Z14, Z16
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS   Z16, Z15, Z10
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS   Z16, Z15, Z12
-	VMOVUPS     Z10, (SI)(CX*4)
-	VMOVUPS     Z12, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2735
-	VPTESTMD    Z0, Z15, K1
-	VPADDD      Z1, Z15, Z10
-	VCMPPS      $0x03, Z15, Z15, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPTESTMD    Z0, Z16, K1
-	VPADDD      Z1, Z16, Z12
-	VCMPPS      $0x03, Z16, Z16, K2
-	VPADDD      Z2, Z12, K1, Z12
-	VMOVDQU32   Z3, K2, Z12
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z12, Z4, Z10
-	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2736
+kept3301:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*4)
+	PREFETCHT0    64(DX)(R12*4)
+	VMOVUPS       (DX)(CX*4), Z10
+	VMOVUPS       64(DX)(CX*4), Z12
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
+	VPERMI2PS     Z12, Z10, Z13
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
+	VPERMI2PS     Z12, Z10, Z14
+	VMOVUPS       (SI)(CX*4), Z10
+	VMOVUPS       64(SI)(CX*4), Z12
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z12, Z10, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z12, Z10, Z16
+	VMULPS        (AX), Z13, Z13
+	VFMADD231PS   64(AX), Z15, Z13
+	VMULPS        (AX), Z14, Z14
+	VFMADD231PS   64(AX), Z16, Z14
+	VMOVDQU32     (R8)(CX*2), Z12
+	VPSLLD        $0x10, Z12, Z10
+	VPANDD        Z4, Z12, Z12
+	VFMADD231PS   Z13, Z13, Z10
+	VFMADD231PS   Z14, Z14, Z12
+	VPMULLD       Z7, Z7, Z17
+	VPSRLD        $0x10, Z17, Z17
+	VPADDD        Z5, Z7, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x10, Z18, Z18
+	VPADDD        Z10, Z17, Z17
+	VPADDD        Z12, Z18, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z4, Z17
+	VMOVDQU32     Z17, (R8)(CX*2)
+	VPADDD        Z6, Z7, Z7
+	VSQRTPS       Z10, Z10
+	VADDPS        Z8, Z10, Z10
+	VDIVPS        Z10, Z13, Z13
+	VFMADD231PS   Z9, Z13, Z15
+	VSQRTPS       Z12, Z12
+	VADDPS        Z8, Z12, Z12
+	VDIVPS        Z12, Z14, Z14
+	VFMADD231PS   Z9, Z14, Z16
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z16, Z15, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS     Z16, Z15, Z12
+	VMOVUPS       Z10, (SI)(CX*4)
+	VMOVUPS       Z12, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3302
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z10
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z12
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z12, K1, Z12
+	VMOVDQU32     Z3, K2, Z12
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z12, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3304
+	VPSUBW        (BX)(CX*2), Y10, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y12
+	VPSUBW        32(BX)(CX*2), Y12, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2735:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162738
-	JA         fp322739
-	VPTESTMD   Z0, Z15, K1
-	VPADDD     Z1, Z15, Z10
-	VCMPPS     $0x03, Z15, Z15, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPTESTMD   Z0, Z16, K1
-	VPADDD     Z1, Z16, Z12
-	VCMPPS     $0x03, Z16, Z16, K2
-	VPADDD     Z2, Z12, K1, Z12
-	VMOVDQU32  Z3, K2, Z12
-	VPSRLD     $0x10, Z10, Z10
-	VPTERNLOGD $0xf8, Z12, Z4, Z10
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2742
-	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2741
+noted3304:
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3303
 
-ordinary2742:
+unusual3302:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163306
+	JA            fp323307
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z10
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z12
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z12, K1, Z12
+	VMOVDQU32     Z3, K2, Z12
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z12, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3309
+	VPSUBW        (BX)(CX*2), Y10, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y12
+	VPSUBW        32(BX)(CX*2), Y12, Y12
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y12, K1
+	VPABSW        Y12, Y12
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y12, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y12
+	VMOVDQU16     Y12, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3309:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3311
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3310
+
+ordinary3311:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2741:
-	JMP done2740
+stored3310:
+	JMP done3308
 
-fp162738:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS    Z16, Z15, Z10
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS    Z16, Z15, Z12
-	VPXORD       Z11, Z11, Z11
-	VCVTPS2PH    $0x00, Z10, Y11
-	VCVTPS2PH    $0x00, Z12, Y10
-	VINSERTI64X4 $0x01, Y10, Z11, Z11
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2744
-	VMOVNTDQ     Z11, (BX)(CX*2)
-	JMP          stored2743
+fp163306:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z16, Z15, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS     Z16, Z15, Z12
+	VPXORD        Z11, Z11, Z11
+	VCVTPS2PH     $0x00, Z10, Y11
+	VCVTPS2PH     $0x00, Z12, Y10
+	VINSERTI64X4  $0x01, Y10, Z11, Z11
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3312
+	VPSUBW        (BX)(CX*2), Y11, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z11, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2744:
+noted3312:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3314
+	VMOVNTDQ Z11, (BX)(CX*2)
+	JMP      stored3313
+
+ordinary3314:
 	VMOVDQU32 Z11, (BX)(CX*2)
 
-stored2743:
-	JMP done2740
+stored3313:
+	JMP done3308
 
-fp322739:
-done2740:
-stored2736:
+fp323307:
+done3308:
+stored3303:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2733:
+check3300:
 	CMPQ CX, R11
-	JB   next2732
+	JB   next3299
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2732
+	JB   next3299
 
-done2705:
-updated2658:
+done3266:
+updated3210:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func sgdFP32BF16AVX512(a *Arguments)
-// Requires: AVX, AVX512F, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -6885,10 +11673,10 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2745
+	JEQ       aligned3315
 	ORQ       $0x04, DI
 
-aligned2745:
+aligned3315:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z5
@@ -6907,23 +11695,23 @@ aligned2745:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	TESTQ   R13, R13
-	JEQ     plain2746
+	JEQ     plain3316
 	VPXORQ  Z6, Z6, Z6
 	VPXORQ  Z7, Z7, Z7
 	VPXORQ  Z8, Z8, Z8
 	VPXORQ  Z9, Z9, Z9
 	CMPQ    CX, $0x01
-	JE      fp162749
-	JA      fp322750
+	JE      fp163319
+	JA      fp323320
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check2753
+	JMP     check3323
 
-next2752:
+next3322:
 	TESTQ     R9, R9
-	JEQ       kept2754
+	JEQ       kept3324
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -6935,147 +11723,300 @@ next2752:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2754:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z6, Z6
-	VPADDQ      64(SI)(CX*4), Z6, Z6
-	VPADDQ      (R8)(CX*2), Z8, Z8
-	PREFETCHT0  (DX)(R12*2)
-	VMOVDQU32   (DX)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z15
-	VPANDD      Z4, Z16, Z16
-	VMOVUPS     (SI)(CX*4), Z17
-	VMOVUPS     64(SI)(CX*4), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z18, Z17, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z18, Z17, Z20
-	VMULPS      (AX), Z15, Z15
-	VFMADD231PS 64(AX), Z19, Z15
-	VMULPS      (AX), Z16, Z16
-	VFMADD231PS 64(AX), Z20, Z16
-	VMOVDQU32   (R8)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z4, Z18, Z18
-	VMULPS      Z17, Z5, Z17
-	VFMADD231PS Z11, Z15, Z17
-	VMULPS      Z18, Z5, Z18
-	VFMADD231PS Z11, Z16, Z18
-	VPADDD      pattern00008000<>+0(SB), Z17, Z21
-	VPADDD      pattern00008000<>+0(SB), Z18, Z22
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z4, Z21
-	VMOVDQU32   Z21, (R8)(CX*2)
-	VPADDQ      Z21, Z9, Z9
-	VMULPS      Z13, Z15, Z15
-	VFMADD231PS Z12, Z17, Z15
-	VFMADD231PS 512(AX), Z19, Z19
-	VFMADD231PS Z14, Z15, Z19
-	VMULPS      Z13, Z16, Z16
-	VFMADD231PS Z12, Z18, Z16
-	VFMADD231PS 512(AX), Z20, Z20
-	VFMADD231PS Z14, Z16, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS   Z20, Z19, Z15
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z15, (SI)(CX*4)
-	VPADDQ      Z15, Z7, Z7
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	VPADDQ      Z16, Z7, Z7
-	TESTQ       DI, DI
-	JNE         unusual2755
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z15
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z15, K1, Z15
-	VMOVDQU32   Z3, K2, Z15
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z4, Z15
-	VMOVNTDQ    Z15, (BX)(CX*2)
-	JMP         stored2756
+kept3324:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z6, Z6
+	VPADDQ        64(SI)(CX*4), Z6, Z6
+	VPADDQ        (R8)(CX*2), Z8, Z8
+	PREFETCHT0    (DX)(R12*2)
+	VMOVDQU32     (DX)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z15
+	VPANDD        Z4, Z16, Z16
+	VMOVUPS       (SI)(CX*4), Z17
+	VMOVUPS       64(SI)(CX*4), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z18, Z17, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z18, Z17, Z20
+	VMULPS        (AX), Z15, Z15
+	VFMADD231PS   64(AX), Z19, Z15
+	VMULPS        (AX), Z16, Z16
+	VFMADD231PS   64(AX), Z20, Z16
+	VMOVDQU32     (R8)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z4, Z18, Z18
+	VMULPS        Z17, Z5, Z17
+	VFMADD231PS   Z11, Z15, Z17
+	VMULPS        Z18, Z5, Z18
+	VFMADD231PS   Z11, Z16, Z18
+	VPADDD        pattern00008000<>+0(SB), Z17, Z21
+	VPADDD        pattern00008000<>+0(SB), Z18, Z22
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z4, Z21
+	VMOVDQU32     Z21, (R8)(CX*2)
+	VPADDQ        Z21, Z9, Z9
+	VMULPS        Z13, Z15, Z15
+	VFMADD231PS   Z12, Z17, Z15
+	VFMADD231PS   512(AX), Z19, Z19
+	VFMADD231PS   Z14, Z15, Z19
+	VMULPS        Z13, Z16, Z16
+	VFMADD231PS   Z12, Z18, Z16
+	VFMADD231PS   512(AX), Z20, Z20
+	VFMADD231PS   Z14, Z16, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS     Z20, Z19, Z15
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z15, (SI)(CX*4)
+	VPADDQ        Z15, Z7, Z7
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	VPADDQ        Z16, Z7, Z7
+	TESTQ         DI, DI
+	JNE           unusual3325
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z15
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z15, K1, Z15
+	VMOVDQU32     Z3, K2, Z15
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z4, Z15
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3327
+	VPSUBW        (BX)(CX*2), Y15, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2755:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162758
-	JA         fp322759
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z15
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z15, K1, Z15
-	VMOVDQU32  Z3, K2, Z15
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z15, Z15
-	VPTERNLOGD $0xf8, Z16, Z4, Z15
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2762
-	VMOVNTDQ   Z15, (BX)(CX*2)
-	JMP        stored2761
+noted3327:
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3326
 
-ordinary2762:
+unusual3325:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163329
+	JA            fp323330
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z15
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z15, K1, Z15
+	VMOVDQU32     Z3, K2, Z15
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z4, Z15
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3332
+	VPSUBW        (BX)(CX*2), Y15, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3332:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3334
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3333
+
+ordinary3334:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2761:
-	JMP done2760
+stored3333:
+	JMP done3331
 
-fp162758:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS    Z20, Z19, Z15
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z10, Z10, Z10
-	VCVTPS2PH    $0x00, Z15, Y10
-	VCVTPS2PH    $0x00, Z16, Y15
-	VINSERTI64X4 $0x01, Y15, Z10, Z10
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2764
-	VMOVNTDQ     Z10, (BX)(CX*2)
-	JMP          stored2763
+fp163329:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS     Z20, Z19, Z15
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z10, Z10, Z10
+	VCVTPS2PH     $0x00, Z15, Y10
+	VCVTPS2PH     $0x00, Z16, Y15
+	VINSERTI64X4  $0x01, Y15, Z10, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3335
+	VPSUBW        (BX)(CX*2), Y10, Y15
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y15
+	VPSUBW        32(BX)(CX*2), Y15, Y15
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2764:
+noted3335:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3337
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3336
+
+ordinary3337:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2763:
-	JMP done2760
+stored3336:
+	JMP done3331
 
-fp322759:
-done2760:
-stored2756:
+fp323330:
+done3331:
+stored3326:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2753:
+check3323:
 	CMPQ CX, R11
-	JB   next2752
+	JB   next3322
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2752
-	JMP  done2751
+	JB   next3322
+	JMP  done3321
 
-fp162749:
+fp163319:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2766
+	JMP  check3339
 
-next2765:
+next3338:
 	TESTQ     R9, R9
-	JEQ       kept2767
+	JEQ       kept3340
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -7087,150 +12028,303 @@ next2765:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2767:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z6, Z6
-	VPADDQ      64(SI)(CX*4), Z6, Z6
-	VPADDQ      (R8)(CX*2), Z8, Z8
-	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z10
-	VCVTPH2PS   32(DX)(CX*2), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z10, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z10, Z18
-	VMOVUPS     (SI)(CX*4), Z10
-	VMOVUPS     64(SI)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z16, Z10, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z16, Z10, Z20
-	VMULPS      (AX), Z17, Z17
-	VFMADD231PS 64(AX), Z19, Z17
-	VMULPS      (AX), Z18, Z18
-	VFMADD231PS 64(AX), Z20, Z18
-	VMOVDQU32   (R8)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z10
-	VPANDD      Z4, Z16, Z16
-	VMULPS      Z10, Z5, Z10
-	VFMADD231PS Z11, Z17, Z10
-	VMULPS      Z16, Z5, Z16
-	VFMADD231PS Z11, Z18, Z16
-	VPADDD      pattern00008000<>+0(SB), Z10, Z21
-	VPADDD      pattern00008000<>+0(SB), Z16, Z22
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z4, Z21
-	VMOVDQU32   Z21, (R8)(CX*2)
-	VPADDQ      Z21, Z9, Z9
-	VMULPS      Z13, Z17, Z17
-	VFMADD231PS Z12, Z10, Z17
-	VFMADD231PS 512(AX), Z19, Z19
-	VFMADD231PS Z14, Z17, Z19
-	VMULPS      Z13, Z18, Z18
-	VFMADD231PS Z12, Z16, Z18
-	VFMADD231PS 512(AX), Z20, Z20
-	VFMADD231PS Z14, Z18, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS   Z20, Z19, Z10
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z10, (SI)(CX*4)
-	VPADDQ      Z10, Z7, Z7
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	VPADDQ      Z16, Z7, Z7
-	TESTQ       DI, DI
-	JNE         unusual2768
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z10
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z16, Z4, Z10
-	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2769
+kept3340:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z6, Z6
+	VPADDQ        64(SI)(CX*4), Z6, Z6
+	VPADDQ        (R8)(CX*2), Z8, Z8
+	PREFETCHT0    (DX)(R12*2)
+	VCVTPH2PS     (DX)(CX*2), Z10
+	VCVTPH2PS     32(DX)(CX*2), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z10, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z10, Z18
+	VMOVUPS       (SI)(CX*4), Z10
+	VMOVUPS       64(SI)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z16, Z10, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z16, Z10, Z20
+	VMULPS        (AX), Z17, Z17
+	VFMADD231PS   64(AX), Z19, Z17
+	VMULPS        (AX), Z18, Z18
+	VFMADD231PS   64(AX), Z20, Z18
+	VMOVDQU32     (R8)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z10
+	VPANDD        Z4, Z16, Z16
+	VMULPS        Z10, Z5, Z10
+	VFMADD231PS   Z11, Z17, Z10
+	VMULPS        Z16, Z5, Z16
+	VFMADD231PS   Z11, Z18, Z16
+	VPADDD        pattern00008000<>+0(SB), Z10, Z21
+	VPADDD        pattern00008000<>+0(SB), Z16, Z22
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z4, Z21
+	VMOVDQU32     Z21, (R8)(CX*2)
+	VPADDQ        Z21, Z9, Z9
+	VMULPS        Z13, Z17, Z17
+	VFMADD231PS   Z12, Z10, Z17
+	VFMADD231PS   512(AX), Z19, Z19
+	VFMADD231PS   Z14, Z17, Z19
+	VMULPS        Z13, Z18, Z18
+	VFMADD231PS   Z12, Z16, Z18
+	VFMADD231PS   512(AX), Z20, Z20
+	VFMADD231PS   Z14, Z18, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z20, Z19, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z10, (SI)(CX*4)
+	VPADDQ        Z10, Z7, Z7
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	VPADDQ        Z16, Z7, Z7
+	TESTQ         DI, DI
+	JNE           unusual3341
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z10
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z16, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3343
+	VPSUBW        (BX)(CX*2), Y10, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2768:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162771
-	JA         fp322772
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z10
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z10, Z10
-	VPTERNLOGD $0xf8, Z16, Z4, Z10
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2775
-	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2774
+noted3343:
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3342
 
-ordinary2775:
+unusual3341:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163345
+	JA            fp323346
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z10
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z16, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3348
+	VPSUBW        (BX)(CX*2), Y10, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3348:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3350
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3349
+
+ordinary3350:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2774:
-	JMP done2773
+stored3349:
+	JMP done3347
 
-fp162771:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS    Z20, Z19, Z10
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z10, Y15
-	VCVTPS2PH    $0x00, Z16, Y10
-	VINSERTI64X4 $0x01, Y10, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2777
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2776
+fp163345:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z20, Z19, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z10, Y15
+	VCVTPS2PH     $0x00, Z16, Y10
+	VINSERTI64X4  $0x01, Y10, Z15, Z15
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3351
+	VPSUBW        (BX)(CX*2), Y15, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2777:
+noted3351:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3353
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3352
+
+ordinary3353:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2776:
-	JMP done2773
+stored3352:
+	JMP done3347
 
-fp322772:
-done2773:
-stored2769:
+fp323346:
+done3347:
+stored3342:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2766:
+check3339:
 	CMPQ CX, R11
-	JB   next2765
+	JB   next3338
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2765
-	JMP  done2751
+	JB   next3338
+	JMP  done3321
 
-fp322750:
+fp323320:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2779
+	JMP  check3355
 
-next2778:
+next3354:
 	TESTQ     R9, R9
-	JEQ       kept2780
+	JEQ       kept3356
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -7242,162 +12336,315 @@ next2778:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2780:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	VPADDQ      (SI)(CX*4), Z6, Z6
-	VPADDQ      64(SI)(CX*4), Z6, Z6
-	VPADDQ      (R8)(CX*2), Z8, Z8
-	PREFETCHT0  (DX)(R12*4)
-	PREFETCHT0  64(DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z10
-	VMOVUPS     64(DX)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z10, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z10, Z18
-	VMOVUPS     (SI)(CX*4), Z10
-	VMOVUPS     64(SI)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z16, Z10, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z16, Z10, Z20
-	VMULPS      (AX), Z17, Z17
-	VFMADD231PS 64(AX), Z19, Z17
-	VMULPS      (AX), Z18, Z18
-	VFMADD231PS 64(AX), Z20, Z18
-	VMOVDQU32   (R8)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z10
-	VPANDD      Z4, Z16, Z16
-	VMULPS      Z10, Z5, Z10
-	VFMADD231PS Z11, Z17, Z10
-	VMULPS      Z16, Z5, Z16
-	VFMADD231PS Z11, Z18, Z16
-	VPADDD      pattern00008000<>+0(SB), Z10, Z21
-	VPADDD      pattern00008000<>+0(SB), Z16, Z22
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z4, Z21
-	VMOVDQU32   Z21, (R8)(CX*2)
-	VPADDQ      Z21, Z9, Z9
-	VMULPS      Z13, Z17, Z17
-	VFMADD231PS Z12, Z10, Z17
-	VFMADD231PS 512(AX), Z19, Z19
-	VFMADD231PS Z14, Z17, Z19
-	VMULPS      Z13, Z18, Z18
-	VFMADD231PS Z12, Z16, Z18
-	VFMADD231PS 512(AX), Z20, Z20
-	VFMADD231PS Z14, Z18, Z20
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS   Z20, Z19, Z10
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS   Z20, Z19, Z16
-	VMOVUPS     Z10, (SI)(CX*4)
-	VPADDQ      Z10, Z7, Z7
-	VMOVUPS     Z16, 64(SI)(CX*4)
-	VPADDQ      Z16, Z7, Z7
-	TESTQ       DI, DI
-	JNE         unusual2781
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z10
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z10, K1, Z10
-	VMOVDQU32   Z3, K2, Z10
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z16, Z4, Z10
-	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2782
+kept3356:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	VPADDQ        (SI)(CX*4), Z6, Z6
+	VPADDQ        64(SI)(CX*4), Z6, Z6
+	VPADDQ        (R8)(CX*2), Z8, Z8
+	PREFETCHT0    (DX)(R12*4)
+	PREFETCHT0    64(DX)(R12*4)
+	VMOVUPS       (DX)(CX*4), Z10
+	VMOVUPS       64(DX)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z10, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z10, Z18
+	VMOVUPS       (SI)(CX*4), Z10
+	VMOVUPS       64(SI)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z16, Z10, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z16, Z10, Z20
+	VMULPS        (AX), Z17, Z17
+	VFMADD231PS   64(AX), Z19, Z17
+	VMULPS        (AX), Z18, Z18
+	VFMADD231PS   64(AX), Z20, Z18
+	VMOVDQU32     (R8)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z10
+	VPANDD        Z4, Z16, Z16
+	VMULPS        Z10, Z5, Z10
+	VFMADD231PS   Z11, Z17, Z10
+	VMULPS        Z16, Z5, Z16
+	VFMADD231PS   Z11, Z18, Z16
+	VPADDD        pattern00008000<>+0(SB), Z10, Z21
+	VPADDD        pattern00008000<>+0(SB), Z16, Z22
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z4, Z21
+	VMOVDQU32     Z21, (R8)(CX*2)
+	VPADDQ        Z21, Z9, Z9
+	VMULPS        Z13, Z17, Z17
+	VFMADD231PS   Z12, Z10, Z17
+	VFMADD231PS   512(AX), Z19, Z19
+	VFMADD231PS   Z14, Z17, Z19
+	VMULPS        Z13, Z18, Z18
+	VFMADD231PS   Z12, Z16, Z18
+	VFMADD231PS   512(AX), Z20, Z20
+	VFMADD231PS   Z14, Z18, Z20
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z20, Z19, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VMOVUPS       Z10, (SI)(CX*4)
+	VPADDQ        Z10, Z7, Z7
+	VMOVUPS       Z16, 64(SI)(CX*4)
+	VPADDQ        Z16, Z7, Z7
+	TESTQ         DI, DI
+	JNE           unusual3357
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z10
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z16, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3359
+	VPSUBW        (BX)(CX*2), Y10, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2781:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162784
-	JA         fp322785
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z10
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z10, K1, Z10
-	VMOVDQU32  Z3, K2, Z10
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
-	VPSRLD     $0x10, Z10, Z10
-	VPTERNLOGD $0xf8, Z16, Z4, Z10
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2788
-	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2787
+noted3359:
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3358
 
-ordinary2788:
+unusual3357:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163361
+	JA            fp323362
+	VPTESTMD      Z0, Z19, K1
+	VPADDD        Z1, Z19, Z10
+	VCMPPS        $0x03, Z19, Z19, K2
+	VPADDD        Z2, Z10, K1, Z10
+	VMOVDQU32     Z3, K2, Z10
+	VPTESTMD      Z0, Z20, K1
+	VPADDD        Z1, Z20, Z16
+	VCMPPS        $0x03, Z20, Z20, K2
+	VPADDD        Z2, Z16, K1, Z16
+	VMOVDQU32     Z3, K2, Z16
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z16, Z4, Z10
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3364
+	VPSUBW        (BX)(CX*2), Y10, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z10, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3364:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3366
+	VMOVNTDQ Z10, (BX)(CX*2)
+	JMP      stored3365
+
+ordinary3366:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2787:
-	JMP done2786
+stored3365:
+	JMP done3363
 
-fp162784:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
-	VPERMI2PS    Z20, Z19, Z10
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z10, Y15
-	VCVTPS2PH    $0x00, Z16, Y10
-	VINSERTI64X4 $0x01, Y10, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2790
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2789
+fp163361:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS     Z20, Z19, Z10
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z10, Y15
+	VCVTPS2PH     $0x00, Z16, Y10
+	VINSERTI64X4  $0x01, Y10, Z15, Z15
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3367
+	VPSUBW        (BX)(CX*2), Y15, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y10
+	VPSUBW        32(BX)(CX*2), Y10, Y10
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y10, K1
+	VPABSW        Y10, Y10
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y10, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y10
+	VMOVDQU16     Y10, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2790:
+noted3367:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3369
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored3368
+
+ordinary3369:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2789:
-	JMP done2786
+stored3368:
+	JMP done3363
 
-fp322785:
-done2786:
-stored2782:
+fp323362:
+done3363:
+stored3358:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2779:
+check3355:
 	CMPQ CX, R11
-	JB   next2778
+	JB   next3354
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2778
+	JB   next3354
 
-done2751:
+done3321:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z6, (AX)
 	VMOVDQU32 Z7, 64(AX)
 	VMOVDQU32 Z8, 256(AX)
 	VMOVDQU32 Z9, 320(AX)
-	JMP       updated2747
+	JMP       updated3317
 
-plain2746:
+plain3316:
 	CMPQ CX, $0x01
-	JE   fp162792
-	JA   fp322793
+	JE   fp163371
+	JA   fp323372
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2796
+	JMP  check3375
 
-next2795:
+next3374:
 	TESTQ     R9, R9
-	JEQ       kept2797
+	JEQ       kept3376
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -7409,141 +12656,294 @@ next2795:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2797:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VMOVDQU32   (DX)(CX*2), Z8
-	VPSLLD      $0x10, Z8, Z6
-	VPANDD      Z4, Z8, Z8
-	VMOVUPS     (SI)(CX*4), Z9
-	VMOVUPS     64(SI)(CX*4), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z10, Z9, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z10, Z9, Z16
-	VMULPS      (AX), Z6, Z6
-	VFMADD231PS 64(AX), Z15, Z6
-	VMULPS      (AX), Z8, Z8
-	VFMADD231PS 64(AX), Z16, Z8
-	VMOVDQU32   (R8)(CX*2), Z10
-	VPSLLD      $0x10, Z10, Z9
-	VPANDD      Z4, Z10, Z10
-	VMULPS      Z9, Z5, Z9
-	VFMADD231PS Z11, Z6, Z9
-	VMULPS      Z10, Z5, Z10
-	VFMADD231PS Z11, Z8, Z10
-	VPADDD      pattern00008000<>+0(SB), Z9, Z17
-	VPADDD      pattern00008000<>+0(SB), Z10, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z4, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VMULPS      Z13, Z6, Z6
-	VFMADD231PS Z12, Z9, Z6
-	VFMADD231PS 512(AX), Z15, Z15
-	VFMADD231PS Z14, Z6, Z15
-	VMULPS      Z13, Z8, Z8
-	VFMADD231PS Z12, Z10, Z8
-	VFMADD231PS 512(AX), Z16, Z16
-	VFMADD231PS Z14, Z8, Z16
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z16, Z15, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
-	VPERMI2PS   Z16, Z15, Z8
-	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z8, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2798
-	VPTESTMD    Z0, Z15, K1
-	VPADDD      Z1, Z15, Z6
-	VCMPPS      $0x03, Z15, Z15, K2
-	VPADDD      Z2, Z6, K1, Z6
-	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z16, K1
-	VPADDD      Z1, Z16, Z8
-	VCMPPS      $0x03, Z16, Z16, K2
-	VPADDD      Z2, Z8, K1, Z8
-	VMOVDQU32   Z3, K2, Z8
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z8, Z4, Z6
-	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2799
+kept3376:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*2)
+	VMOVDQU32     (DX)(CX*2), Z8
+	VPSLLD        $0x10, Z8, Z6
+	VPANDD        Z4, Z8, Z8
+	VMOVUPS       (SI)(CX*4), Z9
+	VMOVUPS       64(SI)(CX*4), Z10
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z10, Z9, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z10, Z9, Z16
+	VMULPS        (AX), Z6, Z6
+	VFMADD231PS   64(AX), Z15, Z6
+	VMULPS        (AX), Z8, Z8
+	VFMADD231PS   64(AX), Z16, Z8
+	VMOVDQU32     (R8)(CX*2), Z10
+	VPSLLD        $0x10, Z10, Z9
+	VPANDD        Z4, Z10, Z10
+	VMULPS        Z9, Z5, Z9
+	VFMADD231PS   Z11, Z6, Z9
+	VMULPS        Z10, Z5, Z10
+	VFMADD231PS   Z11, Z8, Z10
+	VPADDD        pattern00008000<>+0(SB), Z9, Z17
+	VPADDD        pattern00008000<>+0(SB), Z10, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z4, Z17
+	VMOVDQU32     Z17, (R8)(CX*2)
+	VMULPS        Z13, Z6, Z6
+	VFMADD231PS   Z12, Z9, Z6
+	VFMADD231PS   512(AX), Z15, Z15
+	VFMADD231PS   Z14, Z6, Z15
+	VMULPS        Z13, Z8, Z8
+	VFMADD231PS   Z12, Z10, Z8
+	VFMADD231PS   512(AX), Z16, Z16
+	VFMADD231PS   Z14, Z8, Z16
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z16, Z15, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS     Z16, Z15, Z8
+	VMOVUPS       Z6, (SI)(CX*4)
+	VMOVUPS       Z8, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3377
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z6
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z8
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z8, K1, Z8
+	VMOVDQU32     Z3, K2, Z8
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z8, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3379
+	VPSUBW        (BX)(CX*2), Y6, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y8
+	VPSUBW        32(BX)(CX*2), Y8, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2798:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162801
-	JA         fp322802
-	VPTESTMD   Z0, Z15, K1
-	VPADDD     Z1, Z15, Z6
-	VCMPPS     $0x03, Z15, Z15, K2
-	VPADDD     Z2, Z6, K1, Z6
-	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z16, K1
-	VPADDD     Z1, Z16, Z8
-	VCMPPS     $0x03, Z16, Z16, K2
-	VPADDD     Z2, Z8, K1, Z8
-	VMOVDQU32  Z3, K2, Z8
-	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z8, Z4, Z6
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2805
-	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2804
+noted3379:
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3378
 
-ordinary2805:
+unusual3377:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163381
+	JA            fp323382
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z6
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z8
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z8, K1, Z8
+	VMOVDQU32     Z3, K2, Z8
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z8, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3384
+	VPSUBW        (BX)(CX*2), Y6, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y8
+	VPSUBW        32(BX)(CX*2), Y8, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3384:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3386
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3385
+
+ordinary3386:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2804:
-	JMP done2803
+stored3385:
+	JMP done3383
 
-fp162801:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z16, Z15, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
-	VPERMI2PS    Z16, Z15, Z8
-	VPXORD       Z7, Z7, Z7
-	VCVTPS2PH    $0x00, Z6, Y7
-	VCVTPS2PH    $0x00, Z8, Y6
-	VINSERTI64X4 $0x01, Y6, Z7, Z7
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2807
-	VMOVNTDQ     Z7, (BX)(CX*2)
-	JMP          stored2806
+fp163381:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z16, Z15, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS     Z16, Z15, Z8
+	VPXORD        Z7, Z7, Z7
+	VCVTPS2PH     $0x00, Z6, Y7
+	VCVTPS2PH     $0x00, Z8, Y6
+	VINSERTI64X4  $0x01, Y6, Z7, Z7
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3387
+	VPSUBW        (BX)(CX*2), Y7, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z7, Y6
+	VPSUBW        32(BX)(CX*2), Y6, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2807:
+noted3387:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3389
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored3388
+
+ordinary3389:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored2806:
-	JMP done2803
+stored3388:
+	JMP done3383
 
-fp322802:
-done2803:
-stored2799:
+fp323382:
+done3383:
+stored3378:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2796:
+check3375:
 	CMPQ CX, R11
-	JB   next2795
+	JB   next3374
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2795
-	JMP  done2794
+	JB   next3374
+	JMP  done3373
 
-fp162792:
+fp163371:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2809
+	JMP  check3391
 
-next2808:
+next3390:
 	TESTQ     R9, R9
-	JEQ       kept2810
+	JEQ       kept3392
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -7555,144 +12955,297 @@ next2808:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2810:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z6
-	VCVTPH2PS   32(DX)(CX*2), Z8
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z9
-	VPERMI2PS   Z8, Z6, Z9
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z10
-	VPERMI2PS   Z8, Z6, Z10
-	VMOVUPS     (SI)(CX*4), Z6
-	VMOVUPS     64(SI)(CX*4), Z8
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z8, Z6, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z8, Z6, Z16
-	VMULPS      (AX), Z9, Z9
-	VFMADD231PS 64(AX), Z15, Z9
-	VMULPS      (AX), Z10, Z10
-	VFMADD231PS 64(AX), Z16, Z10
-	VMOVDQU32   (R8)(CX*2), Z8
-	VPSLLD      $0x10, Z8, Z6
-	VPANDD      Z4, Z8, Z8
-	VMULPS      Z6, Z5, Z6
-	VFMADD231PS Z11, Z9, Z6
-	VMULPS      Z8, Z5, Z8
-	VFMADD231PS Z11, Z10, Z8
-	VPADDD      pattern00008000<>+0(SB), Z6, Z17
-	VPADDD      pattern00008000<>+0(SB), Z8, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z4, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VMULPS      Z13, Z9, Z9
-	VFMADD231PS Z12, Z6, Z9
-	VFMADD231PS 512(AX), Z15, Z15
-	VFMADD231PS Z14, Z9, Z15
-	VMULPS      Z13, Z10, Z10
-	VFMADD231PS Z12, Z8, Z10
-	VFMADD231PS 512(AX), Z16, Z16
-	VFMADD231PS Z14, Z10, Z16
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z16, Z15, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
-	VPERMI2PS   Z16, Z15, Z8
-	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z8, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2811
-	VPTESTMD    Z0, Z15, K1
-	VPADDD      Z1, Z15, Z6
-	VCMPPS      $0x03, Z15, Z15, K2
-	VPADDD      Z2, Z6, K1, Z6
-	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z16, K1
-	VPADDD      Z1, Z16, Z8
-	VCMPPS      $0x03, Z16, Z16, K2
-	VPADDD      Z2, Z8, K1, Z8
-	VMOVDQU32   Z3, K2, Z8
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z8, Z4, Z6
-	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2812
+kept3392:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*2)
+	VCVTPH2PS     (DX)(CX*2), Z6
+	VCVTPH2PS     32(DX)(CX*2), Z8
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z9
+	VPERMI2PS     Z8, Z6, Z9
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z10
+	VPERMI2PS     Z8, Z6, Z10
+	VMOVUPS       (SI)(CX*4), Z6
+	VMOVUPS       64(SI)(CX*4), Z8
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z8, Z6, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z8, Z6, Z16
+	VMULPS        (AX), Z9, Z9
+	VFMADD231PS   64(AX), Z15, Z9
+	VMULPS        (AX), Z10, Z10
+	VFMADD231PS   64(AX), Z16, Z10
+	VMOVDQU32     (R8)(CX*2), Z8
+	VPSLLD        $0x10, Z8, Z6
+	VPANDD        Z4, Z8, Z8
+	VMULPS        Z6, Z5, Z6
+	VFMADD231PS   Z11, Z9, Z6
+	VMULPS        Z8, Z5, Z8
+	VFMADD231PS   Z11, Z10, Z8
+	VPADDD        pattern00008000<>+0(SB), Z6, Z17
+	VPADDD        pattern00008000<>+0(SB), Z8, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z4, Z17
+	VMOVDQU32     Z17, (R8)(CX*2)
+	VMULPS        Z13, Z9, Z9
+	VFMADD231PS   Z12, Z6, Z9
+	VFMADD231PS   512(AX), Z15, Z15
+	VFMADD231PS   Z14, Z9, Z15
+	VMULPS        Z13, Z10, Z10
+	VFMADD231PS   Z12, Z8, Z10
+	VFMADD231PS   512(AX), Z16, Z16
+	VFMADD231PS   Z14, Z10, Z16
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z16, Z15, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS     Z16, Z15, Z8
+	VMOVUPS       Z6, (SI)(CX*4)
+	VMOVUPS       Z8, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3393
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z6
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z8
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z8, K1, Z8
+	VMOVDQU32     Z3, K2, Z8
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z8, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3395
+	VPSUBW        (BX)(CX*2), Y6, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y8
+	VPSUBW        32(BX)(CX*2), Y8, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2811:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162814
-	JA         fp322815
-	VPTESTMD   Z0, Z15, K1
-	VPADDD     Z1, Z15, Z6
-	VCMPPS     $0x03, Z15, Z15, K2
-	VPADDD     Z2, Z6, K1, Z6
-	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z16, K1
-	VPADDD     Z1, Z16, Z8
-	VCMPPS     $0x03, Z16, Z16, K2
-	VPADDD     Z2, Z8, K1, Z8
-	VMOVDQU32  Z3, K2, Z8
-	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z8, Z4, Z6
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2818
-	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2817
+noted3395:
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3394
 
-ordinary2818:
+unusual3393:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163397
+	JA            fp323398
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z6
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z8
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z8, K1, Z8
+	VMOVDQU32     Z3, K2, Z8
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z8, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3400
+	VPSUBW        (BX)(CX*2), Y6, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y8
+	VPSUBW        32(BX)(CX*2), Y8, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3400:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3402
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3401
+
+ordinary3402:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2817:
-	JMP done2816
+stored3401:
+	JMP done3399
 
-fp162814:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z16, Z15, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
-	VPERMI2PS    Z16, Z15, Z8
-	VPXORD       Z7, Z7, Z7
-	VCVTPS2PH    $0x00, Z6, Y7
-	VCVTPS2PH    $0x00, Z8, Y6
-	VINSERTI64X4 $0x01, Y6, Z7, Z7
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2820
-	VMOVNTDQ     Z7, (BX)(CX*2)
-	JMP          stored2819
+fp163397:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z16, Z15, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS     Z16, Z15, Z8
+	VPXORD        Z7, Z7, Z7
+	VCVTPS2PH     $0x00, Z6, Y7
+	VCVTPS2PH     $0x00, Z8, Y6
+	VINSERTI64X4  $0x01, Y6, Z7, Z7
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3403
+	VPSUBW        (BX)(CX*2), Y7, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z7, Y6
+	VPSUBW        32(BX)(CX*2), Y6, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2820:
+noted3403:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3405
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored3404
+
+ordinary3405:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored2819:
-	JMP done2816
+stored3404:
+	JMP done3399
 
-fp322815:
-done2816:
-stored2812:
+fp323398:
+done3399:
+stored3394:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2809:
+check3391:
 	CMPQ CX, R11
-	JB   next2808
+	JB   next3390
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2808
-	JMP  done2794
+	JB   next3390
+	JMP  done3373
 
-fp322793:
+fp323372:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2822
+	JMP  check3407
 
-next2821:
+next3406:
 	TESTQ     R9, R9
-	JEQ       kept2823
+	JEQ       kept3408
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -7704,136 +13257,289 @@ next2821:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2823:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (DX)(R12*4)
-	PREFETCHT0  64(DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z6
-	VMOVUPS     64(DX)(CX*4), Z8
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z9
-	VPERMI2PS   Z8, Z6, Z9
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z10
-	VPERMI2PS   Z8, Z6, Z10
-	VMOVUPS     (SI)(CX*4), Z6
-	VMOVUPS     64(SI)(CX*4), Z8
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z8, Z6, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z8, Z6, Z16
-	VMULPS      (AX), Z9, Z9
-	VFMADD231PS 64(AX), Z15, Z9
-	VMULPS      (AX), Z10, Z10
-	VFMADD231PS 64(AX), Z16, Z10
-	VMOVDQU32   (R8)(CX*2), Z8
-	VPSLLD      $0x10, Z8, Z6
-	VPANDD      Z4, Z8, Z8
-	VMULPS      Z6, Z5, Z6
-	VFMADD231PS Z11, Z9, Z6
-	VMULPS      Z8, Z5, Z8
-	VFMADD231PS Z11, Z10, Z8
-	VPADDD      pattern00008000<>+0(SB), Z6, Z17
-	VPADDD      pattern00008000<>+0(SB), Z8, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z4, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VMULPS      Z13, Z9, Z9
-	VFMADD231PS Z12, Z6, Z9
-	VFMADD231PS 512(AX), Z15, Z15
-	VFMADD231PS Z14, Z9, Z15
-	VMULPS      Z13, Z10, Z10
-	VFMADD231PS Z12, Z8, Z10
-	VFMADD231PS 512(AX), Z16, Z16
-	VFMADD231PS Z14, Z10, Z16
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z16, Z15, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
-	VPERMI2PS   Z16, Z15, Z8
-	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z8, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual2824
-	VPTESTMD    Z0, Z15, K1
-	VPADDD      Z1, Z15, Z6
-	VCMPPS      $0x03, Z15, Z15, K2
-	VPADDD      Z2, Z6, K1, Z6
-	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z16, K1
-	VPADDD      Z1, Z16, Z8
-	VCMPPS      $0x03, Z16, Z16, K2
-	VPADDD      Z2, Z8, K1, Z8
-	VMOVDQU32   Z3, K2, Z8
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z8, Z4, Z6
-	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2825
+kept3408:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    64(SI)(R12*4)
+	PREFETCHT0    (R8)(R12*2)
+	PREFETCHT0    (DX)(R12*4)
+	PREFETCHT0    64(DX)(R12*4)
+	VMOVUPS       (DX)(CX*4), Z6
+	VMOVUPS       64(DX)(CX*4), Z8
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z9
+	VPERMI2PS     Z8, Z6, Z9
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z10
+	VPERMI2PS     Z8, Z6, Z10
+	VMOVUPS       (SI)(CX*4), Z6
+	VMOVUPS       64(SI)(CX*4), Z8
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z8, Z6, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z8, Z6, Z16
+	VMULPS        (AX), Z9, Z9
+	VFMADD231PS   64(AX), Z15, Z9
+	VMULPS        (AX), Z10, Z10
+	VFMADD231PS   64(AX), Z16, Z10
+	VMOVDQU32     (R8)(CX*2), Z8
+	VPSLLD        $0x10, Z8, Z6
+	VPANDD        Z4, Z8, Z8
+	VMULPS        Z6, Z5, Z6
+	VFMADD231PS   Z11, Z9, Z6
+	VMULPS        Z8, Z5, Z8
+	VFMADD231PS   Z11, Z10, Z8
+	VPADDD        pattern00008000<>+0(SB), Z6, Z17
+	VPADDD        pattern00008000<>+0(SB), Z8, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z4, Z17
+	VMOVDQU32     Z17, (R8)(CX*2)
+	VMULPS        Z13, Z9, Z9
+	VFMADD231PS   Z12, Z6, Z9
+	VFMADD231PS   512(AX), Z15, Z15
+	VFMADD231PS   Z14, Z9, Z15
+	VMULPS        Z13, Z10, Z10
+	VFMADD231PS   Z12, Z8, Z10
+	VFMADD231PS   512(AX), Z16, Z16
+	VFMADD231PS   Z14, Z10, Z16
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z16, Z15, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS     Z16, Z15, Z8
+	VMOVUPS       Z6, (SI)(CX*4)
+	VMOVUPS       Z8, 64(SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3409
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z6
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z8
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z8, K1, Z8
+	VMOVDQU32     Z3, K2, Z8
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z8, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3411
+	VPSUBW        (BX)(CX*2), Y6, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y8
+	VPSUBW        32(BX)(CX*2), Y8, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2824:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162827
-	JA         fp322828
-	VPTESTMD   Z0, Z15, K1
-	VPADDD     Z1, Z15, Z6
-	VCMPPS     $0x03, Z15, Z15, K2
-	VPADDD     Z2, Z6, K1, Z6
-	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z16, K1
-	VPADDD     Z1, Z16, Z8
-	VCMPPS     $0x03, Z16, Z16, K2
-	VPADDD     Z2, Z8, K1, Z8
-	VMOVDQU32  Z3, K2, Z8
-	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z8, Z4, Z6
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2831
-	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2830
+noted3411:
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3410
 
-ordinary2831:
+unusual3409:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163413
+	JA            fp323414
+	VPTESTMD      Z0, Z15, K1
+	VPADDD        Z1, Z15, Z6
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        Z2, Z6, K1, Z6
+	VMOVDQU32     Z3, K2, Z6
+	VPTESTMD      Z0, Z16, K1
+	VPADDD        Z1, Z16, Z8
+	VCMPPS        $0x03, Z16, Z16, K2
+	VPADDD        Z2, Z8, K1, Z8
+	VMOVDQU32     Z3, K2, Z8
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z8, Z4, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3416
+	VPSUBW        (BX)(CX*2), Y6, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y8
+	VPSUBW        32(BX)(CX*2), Y8, Y8
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y8, K1
+	VPABSW        Y8, Y8
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y8, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y8
+	VMOVDQU16     Y8, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3416:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3418
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored3417
+
+ordinary3418:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2830:
-	JMP done2829
+stored3417:
+	JMP done3415
 
-fp162827:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z16, Z15, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
-	VPERMI2PS    Z16, Z15, Z8
-	VPXORD       Z7, Z7, Z7
-	VCVTPS2PH    $0x00, Z6, Y7
-	VCVTPS2PH    $0x00, Z8, Y6
-	VINSERTI64X4 $0x01, Y6, Z7, Z7
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2833
-	VMOVNTDQ     Z7, (BX)(CX*2)
-	JMP          stored2832
+fp163413:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS     Z16, Z15, Z6
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS     Z16, Z15, Z8
+	VPXORD        Z7, Z7, Z7
+	VCVTPS2PH     $0x00, Z6, Y7
+	VCVTPS2PH     $0x00, Z8, Y6
+	VINSERTI64X4  $0x01, Y6, Z7, Z7
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3419
+	VPSUBW        (BX)(CX*2), Y7, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z7, Y6
+	VPSUBW        32(BX)(CX*2), Y6, Y6
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y6, K1
+	VPABSW        Y6, Y6
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y6, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y6, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y6
+	VMOVDQU16     Y6, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2833:
+noted3419:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3421
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored3420
+
+ordinary3421:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored2832:
-	JMP done2829
+stored3420:
+	JMP done3415
 
-fp322828:
-done2829:
-stored2825:
+fp323414:
+done3415:
+stored3410:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2822:
+check3407:
 	CMPQ CX, R11
-	JB   next2821
+	JB   next3406
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2821
+	JB   next3406
 
-done2794:
-updated2747:
+done3373:
+updated3317:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -7859,15 +13565,15 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp162835
-	JA     fp322836
+	JE     fp163423
+	JA     fp323424
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check2839
+	JMP    check3427
 
-next2838:
+next3426:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -7877,36 +13583,36 @@ next2838:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2840
+	JEQ        written3428
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2841
+	JNE        unaligned3429
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2840
+	JMP        written3428
 
-unaligned2841:
+unaligned3429:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2840:
+written3428:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2839:
+check3427:
 	CMPQ DX, R8
-	JB   next2838
+	JB   next3426
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2838
-	JMP  done2837
+	JB   next3426
+	JMP  done3425
 
-fp162835:
+fp163423:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check2843
+	JMP  check3431
 
-next2842:
+next3430:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -7916,36 +13622,36 @@ next2842:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2844
+	JEQ        written3432
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2845
+	JNE        unaligned3433
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2844
+	JMP        written3432
 
-unaligned2845:
+unaligned3433:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2844:
+written3432:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2843:
+check3431:
 	CMPQ DX, R8
-	JB   next2842
+	JB   next3430
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2842
-	JMP  done2837
+	JB   next3430
+	JMP  done3425
 
-fp322836:
+fp323424:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check2847
+	JMP  check3435
 
-next2846:
+next3434:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -7955,28 +13661,28 @@ next2846:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2848
+	JEQ        written3436
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2849
+	JNE        unaligned3437
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2848
+	JMP        written3436
 
-unaligned2849:
+unaligned3437:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2848:
+written3436:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2847:
+check3435:
 	CMPQ DX, R8
-	JB   next2846
+	JB   next3434
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2846
+	JB   next3434
 
-done2837:
+done3425:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -8003,15 +13709,15 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp162851
-	JA     fp322852
+	JE     fp163439
+	JA     fp323440
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check2855
+	JMP    check3443
 
-next2854:
+next3442:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -8024,36 +13730,36 @@ next2854:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2856
+	JEQ        written3444
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2857
+	JNE        unaligned3445
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2856
+	JMP        written3444
 
-unaligned2857:
+unaligned3445:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2856:
+written3444:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2855:
+check3443:
 	CMPQ DX, R9
-	JB   next2854
+	JB   next3442
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2854
-	JMP  done2853
+	JB   next3442
+	JMP  done3441
 
-fp162851:
+fp163439:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check2859
+	JMP  check3447
 
-next2858:
+next3446:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -8066,36 +13772,36 @@ next2858:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2860
+	JEQ        written3448
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2861
+	JNE        unaligned3449
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2860
+	JMP        written3448
 
-unaligned2861:
+unaligned3449:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2860:
+written3448:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2859:
+check3447:
 	CMPQ DX, R9
-	JB   next2858
+	JB   next3446
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2858
-	JMP  done2853
+	JB   next3446
+	JMP  done3441
 
-fp322852:
+fp323440:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check2863
+	JMP  check3451
 
-next2862:
+next3450:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -8108,28 +13814,28 @@ next2862:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2864
+	JEQ        written3452
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2865
+	JNE        unaligned3453
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2864
+	JMP        written3452
 
-unaligned2865:
+unaligned3453:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2864:
+written3452:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2863:
+check3451:
 	CMPQ DX, R9
-	JB   next2862
+	JB   next3450
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2862
+	JB   next3450
 
-done2853:
+done3441:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -8201,10 +13907,10 @@ TEXT ·adamFP32INT8AVX512(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      64(AX), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2866
+	JEQ       aligned3454
 	ORQ       $0x04, DI
 
-aligned2866:
+aligned3454:
 	MOVQ a+0(FP), AX
 	MOVQ 136(AX), R8
 	MOVQ a+0(FP), AX
@@ -8216,12 +13922,12 @@ aligned2866:
 	MOVQ a+0(FP), AX
 	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
-	JE   fp162868
-	JA   fp322869
+	JE   fp163456
+	JA   fp323457
 
-block2871:
+block3459:
 	TESTQ   R11, R11
-	JEQ     kept2874
+	JEQ     kept3462
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -8230,7 +13936,7 @@ block2871:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2874:
+kept3462:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -8250,9 +13956,9 @@ kept2874:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2872:
+tile3460:
 	TESTQ     R11, R11
-	JEQ       kept2875
+	JEQ       kept3463
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z17
@@ -8270,384 +13976,690 @@ tile2872:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2875:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R12
-	MOVQ        8(R12), R12
-	CMPQ        AX, R12
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R9)(CX*1)
-	PREFETCHT0  (R10)(CX*1)
-	MOVQ        AX, R12
-	ANDQ        $0x000001ff, R12
-	PREFETCHT0  (SI)(CX*4)
-	PREFETCHT0  64(SI)(CX*4)
-	PREFETCHT0  (R8)(CX*2)
-	VPMOVZXBW   (R10)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z8, Z18, Z18
-	VPMOVSXBW   (R9)(AX*1), Z21
-	VPSLLD      $0x13, Z21, Z20
-	VPSLLD      $0x03, Z21, Z21
-	VPANDD      Z3, Z17, Z22
-	VPADDD      Z11, Z22, Z22
-	VPANDD      Z10, Z20, Z19
-	VPADDD      Z22, Z19, Z19
-	VSUBPS      Z22, Z19, Z19
-	VPTERNLOGD  $0xf8, Z7, Z20, Z19
-	VPANDD      Z3, Z18, Z22
-	VPADDD      Z11, Z22, Z22
-	VPANDD      Z10, Z21, Z20
-	VPADDD      Z22, Z20, Z20
-	VSUBPS      Z22, Z20, Z20
-	VPTERNLOGD  $0xf8, Z7, Z21, Z20
-	VMOVDQU32   (R8)(AX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z8, Z22, Z22
-	VMOVUPS     (SI)(AX*4), Z23
-	VMOVUPS     64(SI)(AX*4), Z24
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
-	VPERMI2PS   Z24, Z23, Z25
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
-	VPERMI2PS   Z24, Z23, Z26
-	VMULPS      4096(DX), Z21, Z21
-	VFMADD231PS 4160(DX), Z25, Z21
-	VMULPS      4096(DX), Z22, Z22
-	VFMADD231PS 4160(DX), Z26, Z22
-	VMULPS      Z19, Z12, Z19
-	VFMADD231PS Z13, Z21, Z19
-	VMULPS      Z20, Z12, Z20
-	VFMADD231PS Z13, Z22, Z20
-	VMULPS      Z21, Z21, Z21
-	VMULPS      Z22, Z22, Z22
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z17, Z14, Z17
-	VFMADD231PS Z15, Z21, Z17
-	VMULPS      Z18, Z14, Z18
-	VFMADD231PS Z15, Z22, Z18
-	VMOVUPS     Z19, (DX)(R12*4)
-	VMOVUPS     Z20, 64(DX)(R12*4)
-	VSQRTPS     Z17, Z17
-	VSQRTPS     Z18, Z18
-	MOVQ        R12, R13
-	XORQ        $0x00000100, R13
-	VPMAXSD     2048(DX)(R13*4), Z4, Z21
-	VPSRLD      5104(DX), Z0, Z22
-	VPADDD      Z22, Z21, Z21
-	VPANDND     Z3, Z21, Z23
-	VPANDND     (DX)(R13*4), Z7, Z22
-	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z22
-	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z23
-	VPADDD      Z23, Z22, Z22
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R13*4), Z4, Z23
-	VPSRLD      5104(DX), Z0, Z24
-	VPADDD      Z24, Z23, Z23
-	VPANDND     Z3, Z23, Z27
-	VPANDND     64(DX)(R13*4), Z7, Z24
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z24
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z27
-	VPADDD      Z27, Z24, Z24
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z21, Z21
-	VPSRLD      5088(DX), Z23, Z23
-	VPTERNLOGD  $0xf8, Z23, Z8, Z21
-	VPSUBW      4992(DX), Z21, Z21
-	VPSRLD      $0x13, Z22, Z22
-	VPSRLD      $0x03, Z24, Z24
-	VPTERNLOGD  $0xf8, Z24, Z8, Z22
-	VPSRLD      $0x10, (DX)(R13*4), Z23
-	VPTERNLOGD  $0xf8, 64(DX)(R13*4), Z8, Z23
-	VMOVUPS     Z17, 2048(DX)(R12*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VMOVUPS     Z18, 2112(DX)(R12*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z16, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z25, Z25
-	VFMADD231PS 4672(DX), Z19, Z25
-	VFMADD213PS 4544(DX), Z16, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z26, Z26
-	VFMADD231PS 4672(DX), Z20, Z26
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS   Z26, Z25, Z17
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z26, Z25, Z18
-	VMOVUPS     Z17, (SI)(AX*4)
-	VMOVUPS     Z18, 64(SI)(AX*4)
-	TESTQ       DI, DI
-	JNE         unusual2876
-	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
-	VPADDD      pattern00007fff<>+0(SB), Z25, Z17
-	VCMPPS      $0x03, Z25, Z25, K2
-	VPADDD      pattern00000001<>+0(SB), Z17, K1, Z17
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z17
-	VPTESTMD    pattern00010000<>+0(SB), Z26, K1
-	VPADDD      pattern00007fff<>+0(SB), Z26, Z18
-	VCMPPS      $0x03, Z26, Z26, K2
-	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z8, Z17
-	VMOVNTDQ    Z17, (BX)(AX*2)
-	JMP         stored2877
+kept3463:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R12
+	MOVQ          8(R12), R12
+	CMPQ          AX, R12
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R9)(CX*1)
+	PREFETCHT0    (R10)(CX*1)
+	MOVQ          AX, R12
+	ANDQ          $0x000001ff, R12
+	PREFETCHT0    (SI)(CX*4)
+	PREFETCHT0    64(SI)(CX*4)
+	PREFETCHT0    (R8)(CX*2)
+	VPMOVZXBW     (R10)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z8, Z18, Z18
+	VPMOVSXBW     (R9)(AX*1), Z21
+	VPSLLD        $0x13, Z21, Z20
+	VPSLLD        $0x03, Z21, Z21
+	VPANDD        Z3, Z17, Z22
+	VPADDD        Z11, Z22, Z22
+	VPANDD        Z10, Z20, Z19
+	VPADDD        Z22, Z19, Z19
+	VSUBPS        Z22, Z19, Z19
+	VPTERNLOGD    $0xf8, Z7, Z20, Z19
+	VPANDD        Z3, Z18, Z22
+	VPADDD        Z11, Z22, Z22
+	VPANDD        Z10, Z21, Z20
+	VPADDD        Z22, Z20, Z20
+	VSUBPS        Z22, Z20, Z20
+	VPTERNLOGD    $0xf8, Z7, Z21, Z20
+	VMOVDQU32     (R8)(AX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z8, Z22, Z22
+	VMOVUPS       (SI)(AX*4), Z23
+	VMOVUPS       64(SI)(AX*4), Z24
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS     Z24, Z23, Z25
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS     Z24, Z23, Z26
+	VMULPS        4096(DX), Z21, Z21
+	VFMADD231PS   4160(DX), Z25, Z21
+	VMULPS        4096(DX), Z22, Z22
+	VFMADD231PS   4160(DX), Z26, Z22
+	VMULPS        Z19, Z12, Z19
+	VFMADD231PS   Z13, Z21, Z19
+	VMULPS        Z20, Z12, Z20
+	VFMADD231PS   Z13, Z22, Z20
+	VMULPS        Z21, Z21, Z21
+	VMULPS        Z22, Z22, Z22
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z17, Z14, Z17
+	VFMADD231PS   Z15, Z21, Z17
+	VMULPS        Z18, Z14, Z18
+	VFMADD231PS   Z15, Z22, Z18
+	VMOVUPS       Z19, (DX)(R12*4)
+	VMOVUPS       Z20, 64(DX)(R12*4)
+	VSQRTPS       Z17, Z17
+	VSQRTPS       Z18, Z18
+	MOVQ          R12, R13
+	XORQ          $0x00000100, R13
+	VPMAXSD       2048(DX)(R13*4), Z4, Z21
+	VPSRLD        5104(DX), Z0, Z22
+	VPADDD        Z22, Z21, Z21
+	VPANDND       Z3, Z21, Z23
+	VPANDND       (DX)(R13*4), Z7, Z22
+	VFMADD213PS   pattern3e000000<>+0(SB), Z23, Z22
+	VMOVDQA32     Z0, Z23
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z23
+	VPADDD        Z23, Z22, Z22
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R13*4), Z4, Z23
+	VPSRLD        5104(DX), Z0, Z24
+	VPADDD        Z24, Z23, Z23
+	VPANDND       Z3, Z23, Z27
+	VPANDND       64(DX)(R13*4), Z7, Z24
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z24
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z27
+	VPADDD        Z27, Z24, Z24
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z21, Z21
+	VPSRLD        5088(DX), Z23, Z23
+	VPTERNLOGD    $0xf8, Z23, Z8, Z21
+	VPSUBW        4992(DX), Z21, Z21
+	VPSRLD        $0x13, Z22, Z22
+	VPSRLD        $0x03, Z24, Z24
+	VPTERNLOGD    $0xf8, Z24, Z8, Z22
+	VPSRLD        $0x10, (DX)(R13*4), Z23
+	VPTERNLOGD    $0xf8, 64(DX)(R13*4), Z8, Z23
+	VMOVUPS       Z17, 2048(DX)(R12*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VMOVUPS       Z18, 2112(DX)(R12*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z16, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z25, Z25
+	VFMADD231PS   4672(DX), Z19, Z25
+	VFMADD213PS   4544(DX), Z16, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z26, Z26
+	VFMADD231PS   4672(DX), Z20, Z26
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z26, Z25, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VMOVUPS       Z17, (SI)(AX*4)
+	VMOVUPS       Z18, 64(SI)(AX*4)
+	TESTQ         DI, DI
+	JNE           unusual3464
+	VPTESTMD      pattern00010000<>+0(SB), Z25, K1
+	VPADDD        pattern00007fff<>+0(SB), Z25, Z17
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z17
+	VPTESTMD      pattern00010000<>+0(SB), Z26, K1
+	VPADDD        pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z8, Z17
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3466
+	VPSUBW        (BX)(AX*2), Y17, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2876:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162879
-	JA         fp322880
-	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
-	VPADDD     pattern00007fff<>+0(SB), Z25, Z17
-	VCMPPS     $0x03, Z25, Z25, K2
-	VPADDD     pattern00000001<>+0(SB), Z17, K1, Z17
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z17
-	VPTESTMD   pattern00010000<>+0(SB), Z26, K1
-	VPADDD     pattern00007fff<>+0(SB), Z26, Z18
-	VCMPPS     $0x03, Z26, Z26, K2
-	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD     $0x10, Z17, Z17
-	VPTERNLOGD $0xf8, Z18, Z8, Z17
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2883
-	VMOVNTDQ   Z17, (BX)(AX*2)
-	JMP        stored2882
+noted3466:
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored3465
 
-ordinary2883:
+unusual3464:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163468
+	JA            fp323469
+	VPTESTMD      pattern00010000<>+0(SB), Z25, K1
+	VPADDD        pattern00007fff<>+0(SB), Z25, Z17
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z17
+	VPTESTMD      pattern00010000<>+0(SB), Z26, K1
+	VPADDD        pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z8, Z17
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3471
+	VPSUBW        (BX)(AX*2), Y17, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3471:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3473
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored3472
+
+ordinary3473:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2882:
-	JMP done2881
+stored3472:
+	JMP done3470
 
-fp162879:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS    Z26, Z25, Z17
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z26, Z25, Z18
-	VPXORD       Z5, Z5, Z5
-	VCVTPS2PH    $0x00, Z17, Y5
-	VCVTPS2PH    $0x00, Z18, Y17
-	VINSERTI64X4 $0x01, Y17, Z5, Z5
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2885
-	VMOVNTDQ     Z5, (BX)(AX*2)
-	JMP          stored2884
+fp163468:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z26, Z25, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VPXORD        Z5, Z5, Z5
+	VCVTPS2PH     $0x00, Z17, Y5
+	VCVTPS2PH     $0x00, Z18, Y17
+	VINSERTI64X4  $0x01, Y17, Z5, Z5
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3474
+	VPSUBW        (BX)(AX*2), Y5, Y17
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y17
+	VPSUBW        32(BX)(AX*2), Y17, Y17
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2885:
+noted3474:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3476
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3475
+
+ordinary3476:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2884:
-	JMP done2881
+stored3475:
+	JMP done3470
 
-fp322880:
-done2881:
-stored2877:
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (SI)(CX*4)
-	PREFETCHT0  64(SI)(CX*4)
-	PREFETCHT0  (R8)(CX*2)
-	VPMOVZXBW   (R10)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z8, Z18, Z18
-	VPMOVSXBW   (R9)(AX*1), Z24
-	VPSLLD      $0x13, Z24, Z20
-	VPSLLD      $0x03, Z24, Z24
-	VPANDD      Z3, Z17, Z25
-	VPADDD      Z11, Z25, Z25
-	VPANDD      Z10, Z20, Z19
-	VPADDD      Z25, Z19, Z19
-	VSUBPS      Z25, Z19, Z19
-	VPTERNLOGD  $0xf8, Z7, Z20, Z19
-	VPANDD      Z3, Z18, Z25
-	VPADDD      Z11, Z25, Z25
-	VPANDD      Z10, Z24, Z20
-	VPADDD      Z25, Z20, Z20
-	VSUBPS      Z25, Z20, Z20
-	VPTERNLOGD  $0xf8, Z7, Z24, Z20
-	VMOVDQU32   (R8)(AX*2), Z25
-	VPSLLD      $0x10, Z25, Z24
-	VPANDD      Z8, Z25, Z25
-	VMOVUPS     (SI)(AX*4), Z26
-	VMOVUPS     64(SI)(AX*4), Z27
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
-	VPERMI2PS   Z27, Z26, Z28
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
-	VPERMI2PS   Z27, Z26, Z29
-	VMULPS      4096(DX), Z24, Z24
-	VFMADD231PS 4160(DX), Z28, Z24
-	VMULPS      4096(DX), Z25, Z25
-	VFMADD231PS 4160(DX), Z29, Z25
-	VMULPS      Z19, Z12, Z19
-	VFMADD231PS Z13, Z24, Z19
-	VMULPS      Z20, Z12, Z20
-	VFMADD231PS Z13, Z25, Z20
-	VMULPS      Z24, Z24, Z24
-	VMULPS      Z25, Z25, Z25
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z17, Z14, Z17
-	VFMADD231PS Z15, Z24, Z17
-	VMULPS      Z18, Z14, Z18
-	VFMADD231PS Z15, Z25, Z18
-	VMOVUPS     Z19, 128(DX)(R12*4)
-	VMOVUPS     Z20, 192(DX)(R12*4)
-	VSQRTPS     Z17, Z17
-	VSQRTPS     Z18, Z18
-	MOVQ        R12, R13
-	XORQ        $0x00000100, R13
-	VPMAXSD     2176(DX)(R13*4), Z4, Z24
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z24, Z24
-	VPANDND     Z3, Z24, Z26
-	VPANDND     128(DX)(R13*4), Z7, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z26
-	VPADDD      Z26, Z25, Z25
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R13*4), Z4, Z26
-	VPSRLD      5104(DX), Z0, Z27
-	VPADDD      Z27, Z26, Z26
-	VPANDND     Z3, Z26, Z30
-	VPANDND     192(DX)(R13*4), Z7, Z27
-	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z27
-	VMOVDQA32   Z0, Z30
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z30
-	VPADDD      Z30, Z27, Z27
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z24, Z24
-	VPSRLD      5088(DX), Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z8, Z24
-	VPSUBW      4992(DX), Z24, Z24
-	VPSRLD      $0x13, Z25, Z25
-	VPSRLD      $0x03, Z27, Z27
-	VPTERNLOGD  $0xf8, Z27, Z8, Z25
-	VPSRLD      $0x10, 128(DX)(R13*4), Z26
-	VPTERNLOGD  $0xf8, 192(DX)(R13*4), Z8, Z26
-	VPACKSSWB   Z25, Z22, Z25
-	VPACKSSWB   Z26, Z23, Z26
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z25
-	VMOVUPS     inOrder<>+0(SB), Z22
-	VPACKUSWB   Z24, Z21, Z24
-	VPERMQ      Z24, Z22, Z24
-	VPERMQ      Z25, Z22, Z25
-	MOVQ        5136(DX), R13
-	VMOVDQU32   Z24, -32(R13)(AX*1)
-	MOVQ        5128(DX), R13
-	VMOVDQU32   Z25, -32(R13)(AX*1)
-	VMOVUPS     Z17, 2176(DX)(R12*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VMOVUPS     Z18, 2240(DX)(R12*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z16, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z28, Z28
-	VFMADD231PS 4672(DX), Z19, Z28
-	VFMADD213PS 4544(DX), Z16, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z29, Z29
-	VFMADD231PS 4672(DX), Z20, Z29
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS   Z29, Z28, Z17
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z29, Z28, Z18
-	VMOVUPS     Z17, (SI)(AX*4)
-	VMOVUPS     Z18, 64(SI)(AX*4)
-	TESTQ       DI, DI
-	JNE         unusual2886
-	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
-	VPADDD      pattern00007fff<>+0(SB), Z28, Z17
-	VCMPPS      $0x03, Z28, Z28, K2
-	VPADDD      pattern00000001<>+0(SB), Z17, K1, Z17
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z17
-	VPTESTMD    pattern00010000<>+0(SB), Z29, K1
-	VPADDD      pattern00007fff<>+0(SB), Z29, Z18
-	VCMPPS      $0x03, Z29, Z29, K2
-	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z8, Z17
-	VMOVNTDQ    Z17, (BX)(AX*2)
-	JMP         stored2887
+fp323469:
+done3470:
+stored3465:
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (SI)(CX*4)
+	PREFETCHT0    64(SI)(CX*4)
+	PREFETCHT0    (R8)(CX*2)
+	VPMOVZXBW     (R10)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z8, Z18, Z18
+	VPMOVSXBW     (R9)(AX*1), Z24
+	VPSLLD        $0x13, Z24, Z20
+	VPSLLD        $0x03, Z24, Z24
+	VPANDD        Z3, Z17, Z25
+	VPADDD        Z11, Z25, Z25
+	VPANDD        Z10, Z20, Z19
+	VPADDD        Z25, Z19, Z19
+	VSUBPS        Z25, Z19, Z19
+	VPTERNLOGD    $0xf8, Z7, Z20, Z19
+	VPANDD        Z3, Z18, Z25
+	VPADDD        Z11, Z25, Z25
+	VPANDD        Z10, Z24, Z20
+	VPADDD        Z25, Z20, Z20
+	VSUBPS        Z25, Z20, Z20
+	VPTERNLOGD    $0xf8, Z7, Z24, Z20
+	VMOVDQU32     (R8)(AX*2), Z25
+	VPSLLD        $0x10, Z25, Z24
+	VPANDD        Z8, Z25, Z25
+	VMOVUPS       (SI)(AX*4), Z26
+	VMOVUPS       64(SI)(AX*4), Z27
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
+	VPERMI2PS     Z27, Z26, Z28
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
+	VPERMI2PS     Z27, Z26, Z29
+	VMULPS        4096(DX), Z24, Z24
+	VFMADD231PS   4160(DX), Z28, Z24
+	VMULPS        4096(DX), Z25, Z25
+	VFMADD231PS   4160(DX), Z29, Z25
+	VMULPS        Z19, Z12, Z19
+	VFMADD231PS   Z13, Z24, Z19
+	VMULPS        Z20, Z12, Z20
+	VFMADD231PS   Z13, Z25, Z20
+	VMULPS        Z24, Z24, Z24
+	VMULPS        Z25, Z25, Z25
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z17, Z14, Z17
+	VFMADD231PS   Z15, Z24, Z17
+	VMULPS        Z18, Z14, Z18
+	VFMADD231PS   Z15, Z25, Z18
+	VMOVUPS       Z19, 128(DX)(R12*4)
+	VMOVUPS       Z20, 192(DX)(R12*4)
+	VSQRTPS       Z17, Z17
+	VSQRTPS       Z18, Z18
+	MOVQ          R12, R13
+	XORQ          $0x00000100, R13
+	VPMAXSD       2176(DX)(R13*4), Z4, Z24
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z24, Z24
+	VPANDND       Z3, Z24, Z26
+	VPANDND       128(DX)(R13*4), Z7, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z26
+	VPADDD        Z26, Z25, Z25
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R13*4), Z4, Z26
+	VPSRLD        5104(DX), Z0, Z27
+	VPADDD        Z27, Z26, Z26
+	VPANDND       Z3, Z26, Z30
+	VPANDND       192(DX)(R13*4), Z7, Z27
+	VFMADD213PS   pattern3e000000<>+0(SB), Z30, Z27
+	VMOVDQA32     Z0, Z30
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z30
+	VPADDD        Z30, Z27, Z27
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z24, Z24
+	VPSRLD        5088(DX), Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z8, Z24
+	VPSUBW        4992(DX), Z24, Z24
+	VPSRLD        $0x13, Z25, Z25
+	VPSRLD        $0x03, Z27, Z27
+	VPTERNLOGD    $0xf8, Z27, Z8, Z25
+	VPSRLD        $0x10, 128(DX)(R13*4), Z26
+	VPTERNLOGD    $0xf8, 192(DX)(R13*4), Z8, Z26
+	VPACKSSWB     Z25, Z22, Z25
+	VPACKSSWB     Z26, Z23, Z26
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z26, Z25
+	VMOVUPS       inOrder<>+0(SB), Z22
+	VPACKUSWB     Z24, Z21, Z24
+	VPERMQ        Z24, Z22, Z24
+	VPERMQ        Z25, Z22, Z25
+	MOVQ          5136(DX), R13
+	VMOVDQU32     Z24, -32(R13)(AX*1)
+	MOVQ          5128(DX), R13
+	VMOVDQU32     Z25, -32(R13)(AX*1)
+	VMOVUPS       Z17, 2176(DX)(R12*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VMOVUPS       Z18, 2240(DX)(R12*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z16, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z28, Z28
+	VFMADD231PS   4672(DX), Z19, Z28
+	VFMADD213PS   4544(DX), Z16, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z29, Z29
+	VFMADD231PS   4672(DX), Z20, Z29
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z29, Z28, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VMOVUPS       Z17, (SI)(AX*4)
+	VMOVUPS       Z18, 64(SI)(AX*4)
+	TESTQ         DI, DI
+	JNE           unusual3477
+	VPTESTMD      pattern00010000<>+0(SB), Z28, K1
+	VPADDD        pattern00007fff<>+0(SB), Z28, Z17
+	VCMPPS        $0x03, Z28, Z28, K2
+	VPADDD        pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z17
+	VPTESTMD      pattern00010000<>+0(SB), Z29, K1
+	VPADDD        pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS        $0x03, Z29, Z29, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z8, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3479
+	VPSUBW        (BX)(AX*2), Y17, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual2886:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp162889
-	JA         fp322890
-	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
-	VPADDD     pattern00007fff<>+0(SB), Z28, Z17
-	VCMPPS     $0x03, Z28, Z28, K2
-	VPADDD     pattern00000001<>+0(SB), Z17, K1, Z17
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z17
-	VPTESTMD   pattern00010000<>+0(SB), Z29, K1
-	VPADDD     pattern00007fff<>+0(SB), Z29, Z18
-	VCMPPS     $0x03, Z29, Z29, K2
-	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD     $0x10, Z17, Z17
-	VPTERNLOGD $0xf8, Z18, Z8, Z17
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2893
-	VMOVNTDQ   Z17, (BX)(AX*2)
-	JMP        stored2892
+noted3479:
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored3478
 
-ordinary2893:
+unusual3477:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp163481
+	JA            fp323482
+	VPTESTMD      pattern00010000<>+0(SB), Z28, K1
+	VPADDD        pattern00007fff<>+0(SB), Z28, Z17
+	VCMPPS        $0x03, Z28, Z28, K2
+	VPADDD        pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z17
+	VPTESTMD      pattern00010000<>+0(SB), Z29, K1
+	VPADDD        pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS        $0x03, Z29, Z29, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z8, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3484
+	VPSUBW        (BX)(AX*2), Y17, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+
+noted3484:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3486
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored3485
+
+ordinary3486:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2892:
-	JMP done2891
+stored3485:
+	JMP done3483
 
-fp162889:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS    Z29, Z28, Z17
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z29, Z28, Z18
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z17, Y6
-	VCVTPS2PH    $0x00, Z18, Y17
-	VINSERTI64X4 $0x01, Y17, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2895
-	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2894
+fp163481:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z29, Z28, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z17, Y6
+	VCVTPS2PH     $0x00, Z18, Y17
+	VINSERTI64X4  $0x01, Y17, Z6, Z6
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3487
+	VPSUBW        (BX)(AX*2), Y6, Y17
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z6, Y17
+	VPSUBW        32(BX)(AX*2), Y17, Y17
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary2895:
+noted3487:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3489
+	VMOVNTDQ Z6, (BX)(AX*2)
+	JMP      stored3488
+
+ordinary3489:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2894:
-	JMP done2891
+stored3488:
+	JMP done3483
 
-fp322890:
-done2891:
-stored2887:
+fp323482:
+done3483:
+stored3478:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2872
+	JNE   tile3460
 	CMPL  5120(DX), $0x00
-	JEQ   done2897
+	JEQ   done3491
 	SUBQ  $0x00000100, AX
 
-next2896:
+next3490:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -8666,9 +14678,9 @@ next2896:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2896
+	JNE        next3490
 
-done2897:
+done3491:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -8693,11 +14705,11 @@ done2897:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2898
+	JEQ           unusual3492
 	CMPL          R14, $0x5f000000
-	JBE           usual2899
+	JBE           usual3493
 
-unusual2898:
+unusual3492:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -8706,7 +14718,7 @@ unusual2898:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2900:
+next3494:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -8715,7 +14727,7 @@ next2900:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2900
+	JB            next3494
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -8737,7 +14749,7 @@ next2900:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2899:
+usual3493:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -8847,13 +14859,13 @@ usual2899:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2871
-	JMP          done2870
+	JB           block3459
+	JMP          done3458
 
-fp162868:
-block2901:
+fp163456:
+block3495:
 	TESTQ   R11, R11
-	JEQ     kept2904
+	JEQ     kept3498
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -8862,7 +14874,7 @@ block2901:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2904:
+kept3498:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -8882,9 +14894,9 @@ kept2904:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2902:
+tile3496:
 	TESTQ     R11, R11
-	JEQ       kept2905
+	JEQ       kept3499
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -8902,390 +14914,696 @@ tile2902:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2905:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R12
-	MOVQ        8(R12), R12
-	CMPQ        AX, R12
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R9)(CX*1)
-	PREFETCHT0  (R10)(CX*1)
-	MOVQ        AX, R12
-	ANDQ        $0x000001ff, R12
-	PREFETCHT0  (SI)(CX*4)
-	PREFETCHT0  64(SI)(CX*4)
-	PREFETCHT0  (R8)(CX*2)
-	VPMOVZXBW   (R10)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z5
-	VPANDD      Z8, Z18, Z18
-	VPMOVSXBW   (R9)(AX*1), Z21
-	VPSLLD      $0x13, Z21, Z20
-	VPSLLD      $0x03, Z21, Z21
-	VPANDD      Z3, Z5, Z22
-	VPADDD      Z11, Z22, Z22
-	VPANDD      Z10, Z20, Z19
-	VPADDD      Z22, Z19, Z19
-	VSUBPS      Z22, Z19, Z19
-	VPTERNLOGD  $0xf8, Z7, Z20, Z19
-	VPANDD      Z3, Z18, Z22
-	VPADDD      Z11, Z22, Z22
-	VPANDD      Z10, Z21, Z20
-	VPADDD      Z22, Z20, Z20
-	VSUBPS      Z22, Z20, Z20
-	VPTERNLOGD  $0xf8, Z7, Z21, Z20
-	VCVTPH2PS   (R8)(AX*2), Z21
-	VCVTPH2PS   32(R8)(AX*2), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z21, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z21, Z24
-	VMOVUPS     (SI)(AX*4), Z21
-	VMOVUPS     64(SI)(AX*4), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
-	VPERMI2PS   Z22, Z21, Z25
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
-	VPERMI2PS   Z22, Z21, Z26
-	VMULPS      4096(DX), Z23, Z23
-	VFMADD231PS 4160(DX), Z25, Z23
-	VMULPS      4096(DX), Z24, Z24
-	VFMADD231PS 4160(DX), Z26, Z24
-	VMULPS      Z19, Z12, Z19
-	VFMADD231PS Z13, Z23, Z19
-	VMULPS      Z20, Z12, Z20
-	VFMADD231PS Z13, Z24, Z20
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z24, Z24, Z24
-	VMULPS      Z5, Z5, Z5
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z5, Z14, Z5
-	VFMADD231PS Z15, Z23, Z5
-	VMULPS      Z18, Z14, Z18
-	VFMADD231PS Z15, Z24, Z18
-	VMOVUPS     Z19, (DX)(R12*4)
-	VMOVUPS     Z20, 64(DX)(R12*4)
-	VSQRTPS     Z5, Z5
-	VSQRTPS     Z18, Z18
-	MOVQ        R12, R13
-	XORQ        $0x00000100, R13
-	VPMAXSD     2048(DX)(R13*4), Z4, Z21
-	VPSRLD      5104(DX), Z0, Z22
-	VPADDD      Z22, Z21, Z21
-	VPANDND     Z3, Z21, Z23
-	VPANDND     (DX)(R13*4), Z7, Z22
-	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z22
-	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z23
-	VPADDD      Z23, Z22, Z22
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R13*4), Z4, Z23
-	VPSRLD      5104(DX), Z0, Z24
-	VPADDD      Z24, Z23, Z23
-	VPANDND     Z3, Z23, Z27
-	VPANDND     64(DX)(R13*4), Z7, Z24
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z24
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z27
-	VPADDD      Z27, Z24, Z24
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z21, Z21
-	VPSRLD      5088(DX), Z23, Z23
-	VPTERNLOGD  $0xf8, Z23, Z8, Z21
-	VPSUBW      4992(DX), Z21, Z21
-	VPSRLD      $0x13, Z22, Z22
-	VPSRLD      $0x03, Z24, Z24
-	VPTERNLOGD  $0xf8, Z24, Z8, Z22
-	VPSRLD      $0x10, (DX)(R13*4), Z23
-	VPTERNLOGD  $0xf8, 64(DX)(R13*4), Z8, Z23
-	VMOVUPS     Z5, 2048(DX)(R12*4)
-	VPMAXUD     Z5, Z2, Z2
-	VPMINUD     Z5, Z1, Z1
-	VMOVUPS     Z18, 2112(DX)(R12*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z16, Z5
-	VDIVPS      Z5, Z19, Z19
-	VFMADD231PS 4608(DX), Z25, Z25
-	VFMADD231PS 4672(DX), Z19, Z25
-	VFMADD213PS 4544(DX), Z16, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z26, Z26
-	VFMADD231PS 4672(DX), Z20, Z26
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS   Z26, Z25, Z5
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z26, Z25, Z18
-	VMOVUPS     Z5, (SI)(AX*4)
-	VMOVUPS     Z18, 64(SI)(AX*4)
-	TESTQ       DI, DI
-	JNE         unusual2906
-	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
-	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
-	VCMPPS      $0x03, Z25, Z25, K2
-	VPADDD      pattern00000001<>+0(SB), Z5, K1, Z5
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z5
-	VPTESTMD    pattern00010000<>+0(SB), Z26, K1
-	VPADDD      pattern00007fff<>+0(SB), Z26, Z18
-	VCMPPS      $0x03, Z26, Z26, K2
-	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD      $0x10, Z5, Z5
-	VPTERNLOGD  $0xf8, Z18, Z8, Z5
-	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored2907
+kept3499:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R12
+	MOVQ          8(R12), R12
+	CMPQ          AX, R12
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R9)(CX*1)
+	PREFETCHT0    (R10)(CX*1)
+	MOVQ          AX, R12
+	ANDQ          $0x000001ff, R12
+	PREFETCHT0    (SI)(CX*4)
+	PREFETCHT0    64(SI)(CX*4)
+	PREFETCHT0    (R8)(CX*2)
+	VPMOVZXBW     (R10)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z5
+	VPANDD        Z8, Z18, Z18
+	VPMOVSXBW     (R9)(AX*1), Z21
+	VPSLLD        $0x13, Z21, Z20
+	VPSLLD        $0x03, Z21, Z21
+	VPANDD        Z3, Z5, Z22
+	VPADDD        Z11, Z22, Z22
+	VPANDD        Z10, Z20, Z19
+	VPADDD        Z22, Z19, Z19
+	VSUBPS        Z22, Z19, Z19
+	VPTERNLOGD    $0xf8, Z7, Z20, Z19
+	VPANDD        Z3, Z18, Z22
+	VPADDD        Z11, Z22, Z22
+	VPANDD        Z10, Z21, Z20
+	VPADDD        Z22, Z20, Z20
+	VSUBPS        Z22, Z20, Z20
+	VPTERNLOGD    $0xf8, Z7, Z21, Z20
+	VCVTPH2PS     (R8)(AX*2), Z21
+	VCVTPH2PS     32(R8)(AX*2), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS     Z22, Z21, Z23
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS     Z22, Z21, Z24
+	VMOVUPS       (SI)(AX*4), Z21
+	VMOVUPS       64(SI)(AX*4), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS     Z22, Z21, Z25
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS     Z22, Z21, Z26
+	VMULPS        4096(DX), Z23, Z23
+	VFMADD231PS   4160(DX), Z25, Z23
+	VMULPS        4096(DX), Z24, Z24
+	VFMADD231PS   4160(DX), Z26, Z24
+	VMULPS        Z19, Z12, Z19
+	VFMADD231PS   Z13, Z23, Z19
+	VMULPS        Z20, Z12, Z20
+	VFMADD231PS   Z13, Z24, Z20
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z24, Z24, Z24
+	VMULPS        Z5, Z5, Z5
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z5, Z14, Z5
+	VFMADD231PS   Z15, Z23, Z5
+	VMULPS        Z18, Z14, Z18
+	VFMADD231PS   Z15, Z24, Z18
+	VMOVUPS       Z19, (DX)(R12*4)
+	VMOVUPS       Z20, 64(DX)(R12*4)
+	VSQRTPS       Z5, Z5
+	VSQRTPS       Z18, Z18
+	MOVQ          R12, R13
+	XORQ          $0x00000100, R13
+	VPMAXSD       2048(DX)(R13*4), Z4, Z21
+	VPSRLD        5104(DX), Z0, Z22
+	VPADDD        Z22, Z21, Z21
+	VPANDND       Z3, Z21, Z23
+	VPANDND       (DX)(R13*4), Z7, Z22
+	VFMADD213PS   pattern3e000000<>+0(SB), Z23, Z22
+	VMOVDQA32     Z0, Z23
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z23
+	VPADDD        Z23, Z22, Z22
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R13*4), Z4, Z23
+	VPSRLD        5104(DX), Z0, Z24
+	VPADDD        Z24, Z23, Z23
+	VPANDND       Z3, Z23, Z27
+	VPANDND       64(DX)(R13*4), Z7, Z24
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z24
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z27
+	VPADDD        Z27, Z24, Z24
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z21, Z21
+	VPSRLD        5088(DX), Z23, Z23
+	VPTERNLOGD    $0xf8, Z23, Z8, Z21
+	VPSUBW        4992(DX), Z21, Z21
+	VPSRLD        $0x13, Z22, Z22
+	VPSRLD        $0x03, Z24, Z24
+	VPTERNLOGD    $0xf8, Z24, Z8, Z22
+	VPSRLD        $0x10, (DX)(R13*4), Z23
+	VPTERNLOGD    $0xf8, 64(DX)(R13*4), Z8, Z23
+	VMOVUPS       Z5, 2048(DX)(R12*4)
+	VPMAXUD       Z5, Z2, Z2
+	VPMINUD       Z5, Z1, Z1
+	VMOVUPS       Z18, 2112(DX)(R12*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z16, Z5
+	VDIVPS        Z5, Z19, Z19
+	VFMADD231PS   4608(DX), Z25, Z25
+	VFMADD231PS   4672(DX), Z19, Z25
+	VFMADD213PS   4544(DX), Z16, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z26, Z26
+	VFMADD231PS   4672(DX), Z20, Z26
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z26, Z25, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VMOVUPS       Z5, (SI)(AX*4)
+	VMOVUPS       Z18, 64(SI)(AX*4)
+	TESTQ         DI, DI
+	JNE           unusual3500
+	VPTESTMD      pattern00010000<>+0(SB), Z25, K1
+	VPADDD        pattern00007fff<>+0(SB), Z25, Z5
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD      pattern00010000<>+0(SB), Z26, K1
+	VPADDD        pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z18, Z8, Z5
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3502
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2906:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162909
-	JA         fp322910
-	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
-	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
-	VCMPPS     $0x03, Z25, Z25, K2
-	VPADDD     pattern00000001<>+0(SB), Z5, K1, Z5
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z5
-	VPTESTMD   pattern00010000<>+0(SB), Z26, K1
-	VPADDD     pattern00007fff<>+0(SB), Z26, Z18
-	VCMPPS     $0x03, Z26, Z26, K2
-	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD     $0x10, Z5, Z5
-	VPTERNLOGD $0xf8, Z18, Z8, Z5
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2913
-	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored2912
+noted3502:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3501
 
-ordinary2913:
+unusual3500:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163504
+	JA            fp323505
+	VPTESTMD      pattern00010000<>+0(SB), Z25, K1
+	VPADDD        pattern00007fff<>+0(SB), Z25, Z5
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD      pattern00010000<>+0(SB), Z26, K1
+	VPADDD        pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z18, Z8, Z5
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3507
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3507:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3509
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3508
+
+ordinary3509:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2912:
-	JMP done2911
+stored3508:
+	JMP done3506
 
-fp162909:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z26, Z25, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z26, Z25, Z18
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z5, Y6
-	VCVTPS2PH    $0x00, Z18, Y5
-	VINSERTI64X4 $0x01, Y5, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2915
-	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2914
+fp163504:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z26, Z25, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z5, Y6
+	VCVTPS2PH     $0x00, Z18, Y5
+	VINSERTI64X4  $0x01, Y5, Z6, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3510
+	VPSUBW        (BX)(AX*2), Y6, Y5
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y5
+	VPSUBW        32(BX)(AX*2), Y5, Y5
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2915:
+noted3510:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3512
+	VMOVNTDQ Z6, (BX)(AX*2)
+	JMP      stored3511
+
+ordinary3512:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2914:
-	JMP done2911
+stored3511:
+	JMP done3506
 
-fp322910:
-done2911:
-stored2907:
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (SI)(CX*4)
-	PREFETCHT0  64(SI)(CX*4)
-	PREFETCHT0  (R8)(CX*2)
-	VPMOVZXBW   (R10)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z5
-	VPANDD      Z8, Z18, Z18
-	VPMOVSXBW   (R9)(AX*1), Z24
-	VPSLLD      $0x13, Z24, Z20
-	VPSLLD      $0x03, Z24, Z24
-	VPANDD      Z3, Z5, Z25
-	VPADDD      Z11, Z25, Z25
-	VPANDD      Z10, Z20, Z19
-	VPADDD      Z25, Z19, Z19
-	VSUBPS      Z25, Z19, Z19
-	VPTERNLOGD  $0xf8, Z7, Z20, Z19
-	VPANDD      Z3, Z18, Z25
-	VPADDD      Z11, Z25, Z25
-	VPANDD      Z10, Z24, Z20
-	VPADDD      Z25, Z20, Z20
-	VSUBPS      Z25, Z20, Z20
-	VPTERNLOGD  $0xf8, Z7, Z24, Z20
-	VCVTPH2PS   (R8)(AX*2), Z24
-	VCVTPH2PS   32(R8)(AX*2), Z25
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
-	VPERMI2PS   Z25, Z24, Z26
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
-	VPERMI2PS   Z25, Z24, Z27
-	VMOVUPS     (SI)(AX*4), Z24
-	VMOVUPS     64(SI)(AX*4), Z25
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
-	VPERMI2PS   Z25, Z24, Z28
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
-	VPERMI2PS   Z25, Z24, Z29
-	VMULPS      4096(DX), Z26, Z26
-	VFMADD231PS 4160(DX), Z28, Z26
-	VMULPS      4096(DX), Z27, Z27
-	VFMADD231PS 4160(DX), Z29, Z27
-	VMULPS      Z19, Z12, Z19
-	VFMADD231PS Z13, Z26, Z19
-	VMULPS      Z20, Z12, Z20
-	VFMADD231PS Z13, Z27, Z20
-	VMULPS      Z26, Z26, Z26
-	VMULPS      Z27, Z27, Z27
-	VMULPS      Z5, Z5, Z5
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z5, Z14, Z5
-	VFMADD231PS Z15, Z26, Z5
-	VMULPS      Z18, Z14, Z18
-	VFMADD231PS Z15, Z27, Z18
-	VMOVUPS     Z19, 128(DX)(R12*4)
-	VMOVUPS     Z20, 192(DX)(R12*4)
-	VSQRTPS     Z5, Z5
-	VSQRTPS     Z18, Z18
-	MOVQ        R12, R13
-	XORQ        $0x00000100, R13
-	VPMAXSD     2176(DX)(R13*4), Z4, Z24
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z24, Z24
-	VPANDND     Z3, Z24, Z26
-	VPANDND     128(DX)(R13*4), Z7, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z26
-	VPADDD      Z26, Z25, Z25
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R13*4), Z4, Z26
-	VPSRLD      5104(DX), Z0, Z27
-	VPADDD      Z27, Z26, Z26
-	VPANDND     Z3, Z26, Z30
-	VPANDND     192(DX)(R13*4), Z7, Z27
-	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z27
-	VMOVDQA32   Z0, Z30
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z30
-	VPADDD      Z30, Z27, Z27
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z24, Z24
-	VPSRLD      5088(DX), Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z8, Z24
-	VPSUBW      4992(DX), Z24, Z24
-	VPSRLD      $0x13, Z25, Z25
-	VPSRLD      $0x03, Z27, Z27
-	VPTERNLOGD  $0xf8, Z27, Z8, Z25
-	VPSRLD      $0x10, 128(DX)(R13*4), Z26
-	VPTERNLOGD  $0xf8, 192(DX)(R13*4), Z8, Z26
-	VPACKSSWB   Z25, Z22, Z25
-	VPACKSSWB   Z26, Z23, Z26
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z25
-	VMOVUPS     inOrder<>+0(SB), Z22
-	VPACKUSWB   Z24, Z21, Z24
-	VPERMQ      Z24, Z22, Z24
-	VPERMQ      Z25, Z22, Z25
-	MOVQ        5136(DX), R13
-	VMOVDQU32   Z24, -32(R13)(AX*1)
-	MOVQ        5128(DX), R13
-	VMOVDQU32   Z25, -32(R13)(AX*1)
-	VMOVUPS     Z5, 2176(DX)(R12*4)
-	VPMAXUD     Z5, Z2, Z2
-	VPMINUD     Z5, Z1, Z1
-	VMOVUPS     Z18, 2240(DX)(R12*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z16, Z5
-	VDIVPS      Z5, Z19, Z19
-	VFMADD231PS 4608(DX), Z28, Z28
-	VFMADD231PS 4672(DX), Z19, Z28
-	VFMADD213PS 4544(DX), Z16, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z29, Z29
-	VFMADD231PS 4672(DX), Z20, Z29
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS   Z29, Z28, Z5
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z29, Z28, Z18
-	VMOVUPS     Z5, (SI)(AX*4)
-	VMOVUPS     Z18, 64(SI)(AX*4)
-	TESTQ       DI, DI
-	JNE         unusual2916
-	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
-	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
-	VCMPPS      $0x03, Z28, Z28, K2
-	VPADDD      pattern00000001<>+0(SB), Z5, K1, Z5
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z5
-	VPTESTMD    pattern00010000<>+0(SB), Z29, K1
-	VPADDD      pattern00007fff<>+0(SB), Z29, Z18
-	VCMPPS      $0x03, Z29, Z29, K2
-	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD      $0x10, Z5, Z5
-	VPTERNLOGD  $0xf8, Z18, Z8, Z5
-	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored2917
+fp323505:
+done3506:
+stored3501:
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (SI)(CX*4)
+	PREFETCHT0    64(SI)(CX*4)
+	PREFETCHT0    (R8)(CX*2)
+	VPMOVZXBW     (R10)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z5
+	VPANDD        Z8, Z18, Z18
+	VPMOVSXBW     (R9)(AX*1), Z24
+	VPSLLD        $0x13, Z24, Z20
+	VPSLLD        $0x03, Z24, Z24
+	VPANDD        Z3, Z5, Z25
+	VPADDD        Z11, Z25, Z25
+	VPANDD        Z10, Z20, Z19
+	VPADDD        Z25, Z19, Z19
+	VSUBPS        Z25, Z19, Z19
+	VPTERNLOGD    $0xf8, Z7, Z20, Z19
+	VPANDD        Z3, Z18, Z25
+	VPADDD        Z11, Z25, Z25
+	VPANDD        Z10, Z24, Z20
+	VPADDD        Z25, Z20, Z20
+	VSUBPS        Z25, Z20, Z20
+	VPTERNLOGD    $0xf8, Z7, Z24, Z20
+	VCVTPH2PS     (R8)(AX*2), Z24
+	VCVTPH2PS     32(R8)(AX*2), Z25
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
+	VPERMI2PS     Z25, Z24, Z26
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
+	VPERMI2PS     Z25, Z24, Z27
+	VMOVUPS       (SI)(AX*4), Z24
+	VMOVUPS       64(SI)(AX*4), Z25
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
+	VPERMI2PS     Z25, Z24, Z28
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
+	VPERMI2PS     Z25, Z24, Z29
+	VMULPS        4096(DX), Z26, Z26
+	VFMADD231PS   4160(DX), Z28, Z26
+	VMULPS        4096(DX), Z27, Z27
+	VFMADD231PS   4160(DX), Z29, Z27
+	VMULPS        Z19, Z12, Z19
+	VFMADD231PS   Z13, Z26, Z19
+	VMULPS        Z20, Z12, Z20
+	VFMADD231PS   Z13, Z27, Z20
+	VMULPS        Z26, Z26, Z26
+	VMULPS        Z27, Z27, Z27
+	VMULPS        Z5, Z5, Z5
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z5, Z14, Z5
+	VFMADD231PS   Z15, Z26, Z5
+	VMULPS        Z18, Z14, Z18
+	VFMADD231PS   Z15, Z27, Z18
+	VMOVUPS       Z19, 128(DX)(R12*4)
+	VMOVUPS       Z20, 192(DX)(R12*4)
+	VSQRTPS       Z5, Z5
+	VSQRTPS       Z18, Z18
+	MOVQ          R12, R13
+	XORQ          $0x00000100, R13
+	VPMAXSD       2176(DX)(R13*4), Z4, Z24
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z24, Z24
+	VPANDND       Z3, Z24, Z26
+	VPANDND       128(DX)(R13*4), Z7, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z26
+	VPADDD        Z26, Z25, Z25
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R13*4), Z4, Z26
+	VPSRLD        5104(DX), Z0, Z27
+	VPADDD        Z27, Z26, Z26
+	VPANDND       Z3, Z26, Z30
+	VPANDND       192(DX)(R13*4), Z7, Z27
+	VFMADD213PS   pattern3e000000<>+0(SB), Z30, Z27
+	VMOVDQA32     Z0, Z30
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z30
+	VPADDD        Z30, Z27, Z27
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z24, Z24
+	VPSRLD        5088(DX), Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z8, Z24
+	VPSUBW        4992(DX), Z24, Z24
+	VPSRLD        $0x13, Z25, Z25
+	VPSRLD        $0x03, Z27, Z27
+	VPTERNLOGD    $0xf8, Z27, Z8, Z25
+	VPSRLD        $0x10, 128(DX)(R13*4), Z26
+	VPTERNLOGD    $0xf8, 192(DX)(R13*4), Z8, Z26
+	VPACKSSWB     Z25, Z22, Z25
+	VPACKSSWB     Z26, Z23, Z26
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z26, Z25
+	VMOVUPS       inOrder<>+0(SB), Z22
+	VPACKUSWB     Z24, Z21, Z24
+	VPERMQ        Z24, Z22, Z24
+	VPERMQ        Z25, Z22, Z25
+	MOVQ          5136(DX), R13
+	VMOVDQU32     Z24, -32(R13)(AX*1)
+	MOVQ          5128(DX), R13
+	VMOVDQU32     Z25, -32(R13)(AX*1)
+	VMOVUPS       Z5, 2176(DX)(R12*4)
+	VPMAXUD       Z5, Z2, Z2
+	VPMINUD       Z5, Z1, Z1
+	VMOVUPS       Z18, 2240(DX)(R12*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z16, Z5
+	VDIVPS        Z5, Z19, Z19
+	VFMADD231PS   4608(DX), Z28, Z28
+	VFMADD231PS   4672(DX), Z19, Z28
+	VFMADD213PS   4544(DX), Z16, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z29, Z29
+	VFMADD231PS   4672(DX), Z20, Z29
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z29, Z28, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VMOVUPS       Z5, (SI)(AX*4)
+	VMOVUPS       Z18, 64(SI)(AX*4)
+	TESTQ         DI, DI
+	JNE           unusual3513
+	VPTESTMD      pattern00010000<>+0(SB), Z28, K1
+	VPADDD        pattern00007fff<>+0(SB), Z28, Z5
+	VCMPPS        $0x03, Z28, Z28, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD      pattern00010000<>+0(SB), Z29, K1
+	VPADDD        pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS        $0x03, Z29, Z29, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z18, Z8, Z5
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3515
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual2916:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp162919
-	JA         fp322920
-	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
-	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
-	VCMPPS     $0x03, Z28, Z28, K2
-	VPADDD     pattern00000001<>+0(SB), Z5, K1, Z5
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z5
-	VPTESTMD   pattern00010000<>+0(SB), Z29, K1
-	VPADDD     pattern00007fff<>+0(SB), Z29, Z18
-	VCMPPS     $0x03, Z29, Z29, K2
-	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD     $0x10, Z5, Z5
-	VPTERNLOGD $0xf8, Z18, Z8, Z5
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2923
-	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored2922
+noted3515:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3514
 
-ordinary2923:
+unusual3513:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp163517
+	JA            fp323518
+	VPTESTMD      pattern00010000<>+0(SB), Z28, K1
+	VPADDD        pattern00007fff<>+0(SB), Z28, Z5
+	VCMPPS        $0x03, Z28, Z28, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD      pattern00010000<>+0(SB), Z29, K1
+	VPADDD        pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS        $0x03, Z29, Z29, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z18, Z8, Z5
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3520
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+
+noted3520:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3522
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3521
+
+ordinary3522:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2922:
-	JMP done2921
+stored3521:
+	JMP done3519
 
-fp162919:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z29, Z28, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z29, Z28, Z18
-	VPXORD       Z17, Z17, Z17
-	VCVTPS2PH    $0x00, Z5, Y17
-	VCVTPS2PH    $0x00, Z18, Y5
-	VINSERTI64X4 $0x01, Y5, Z17, Z17
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2925
-	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored2924
+fp163517:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z29, Z28, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VPXORD        Z17, Z17, Z17
+	VCVTPS2PH     $0x00, Z5, Y17
+	VCVTPS2PH     $0x00, Z18, Y5
+	VINSERTI64X4  $0x01, Y5, Z17, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3523
+	VPSUBW        (BX)(AX*2), Y17, Y5
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y5
+	VPSUBW        32(BX)(AX*2), Y5, Y5
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary2925:
+noted3523:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3525
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored3524
+
+ordinary3525:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2924:
-	JMP done2921
+stored3524:
+	JMP done3519
 
-fp322920:
-done2921:
-stored2917:
+fp323518:
+done3519:
+stored3514:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2902
+	JNE   tile3496
 	CMPL  5120(DX), $0x00
-	JEQ   done2927
+	JEQ   done3527
 	SUBQ  $0x00000100, AX
 
-next2926:
+next3526:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -9304,9 +15622,9 @@ next2926:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2926
+	JNE        next3526
 
-done2927:
+done3527:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -9331,11 +15649,11 @@ done2927:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2928
+	JEQ           unusual3528
 	CMPL          R14, $0x5f000000
-	JBE           usual2929
+	JBE           usual3529
 
-unusual2928:
+unusual3528:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -9344,7 +15662,7 @@ unusual2928:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2930:
+next3530:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -9353,7 +15671,7 @@ next2930:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2930
+	JB            next3530
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -9375,7 +15693,7 @@ next2930:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2929:
+usual3529:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -9485,13 +15803,13 @@ usual2929:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2901
-	JMP          done2870
+	JB           block3495
+	JMP          done3458
 
-fp322869:
-block2931:
+fp323457:
+block3531:
 	TESTQ   R11, R11
-	JEQ     kept2934
+	JEQ     kept3534
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -9500,7 +15818,7 @@ block2931:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2934:
+kept3534:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -9520,9 +15838,9 @@ kept2934:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2932:
+tile3532:
 	TESTQ     R11, R11
-	JEQ       kept2935
+	JEQ       kept3535
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -9540,392 +15858,698 @@ tile2932:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2935:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R12
-	MOVQ        8(R12), R12
-	CMPQ        AX, R12
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R9)(CX*1)
-	PREFETCHT0  (R10)(CX*1)
-	MOVQ        AX, R12
-	ANDQ        $0x000001ff, R12
-	PREFETCHT0  (SI)(CX*4)
-	PREFETCHT0  64(SI)(CX*4)
-	PREFETCHT0  (R8)(CX*4)
-	PREFETCHT0  64(R8)(CX*4)
-	VPMOVZXBW   (R10)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z5
-	VPANDD      Z8, Z18, Z18
-	VPMOVSXBW   (R9)(AX*1), Z21
-	VPSLLD      $0x13, Z21, Z20
-	VPSLLD      $0x03, Z21, Z21
-	VPANDD      Z3, Z5, Z22
-	VPADDD      Z11, Z22, Z22
-	VPANDD      Z10, Z20, Z19
-	VPADDD      Z22, Z19, Z19
-	VSUBPS      Z22, Z19, Z19
-	VPTERNLOGD  $0xf8, Z7, Z20, Z19
-	VPANDD      Z3, Z18, Z22
-	VPADDD      Z11, Z22, Z22
-	VPANDD      Z10, Z21, Z20
-	VPADDD      Z22, Z20, Z20
-	VSUBPS      Z22, Z20, Z20
-	VPTERNLOGD  $0xf8, Z7, Z21, Z20
-	VMOVUPS     (R8)(AX*4), Z21
-	VMOVUPS     64(R8)(AX*4), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z21, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z21, Z24
-	VMOVUPS     (SI)(AX*4), Z21
-	VMOVUPS     64(SI)(AX*4), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
-	VPERMI2PS   Z22, Z21, Z25
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
-	VPERMI2PS   Z22, Z21, Z26
-	VMULPS      4096(DX), Z23, Z23
-	VFMADD231PS 4160(DX), Z25, Z23
-	VMULPS      4096(DX), Z24, Z24
-	VFMADD231PS 4160(DX), Z26, Z24
-	VMULPS      Z19, Z12, Z19
-	VFMADD231PS Z13, Z23, Z19
-	VMULPS      Z20, Z12, Z20
-	VFMADD231PS Z13, Z24, Z20
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z24, Z24, Z24
-	VMULPS      Z5, Z5, Z5
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z5, Z14, Z5
-	VFMADD231PS Z15, Z23, Z5
-	VMULPS      Z18, Z14, Z18
-	VFMADD231PS Z15, Z24, Z18
-	VMOVUPS     Z19, (DX)(R12*4)
-	VMOVUPS     Z20, 64(DX)(R12*4)
-	VSQRTPS     Z5, Z5
-	VSQRTPS     Z18, Z18
-	MOVQ        R12, R13
-	XORQ        $0x00000100, R13
-	VPMAXSD     2048(DX)(R13*4), Z4, Z21
-	VPSRLD      5104(DX), Z0, Z22
-	VPADDD      Z22, Z21, Z21
-	VPANDND     Z3, Z21, Z23
-	VPANDND     (DX)(R13*4), Z7, Z22
-	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z22
-	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z23
-	VPADDD      Z23, Z22, Z22
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R13*4), Z4, Z23
-	VPSRLD      5104(DX), Z0, Z24
-	VPADDD      Z24, Z23, Z23
-	VPANDND     Z3, Z23, Z27
-	VPANDND     64(DX)(R13*4), Z7, Z24
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z24
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z27
-	VPADDD      Z27, Z24, Z24
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z21, Z21
-	VPSRLD      5088(DX), Z23, Z23
-	VPTERNLOGD  $0xf8, Z23, Z8, Z21
-	VPSUBW      4992(DX), Z21, Z21
-	VPSRLD      $0x13, Z22, Z22
-	VPSRLD      $0x03, Z24, Z24
-	VPTERNLOGD  $0xf8, Z24, Z8, Z22
-	VPSRLD      $0x10, (DX)(R13*4), Z23
-	VPTERNLOGD  $0xf8, 64(DX)(R13*4), Z8, Z23
-	VMOVUPS     Z5, 2048(DX)(R12*4)
-	VPMAXUD     Z5, Z2, Z2
-	VPMINUD     Z5, Z1, Z1
-	VMOVUPS     Z18, 2112(DX)(R12*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z16, Z5
-	VDIVPS      Z5, Z19, Z19
-	VFMADD231PS 4608(DX), Z25, Z25
-	VFMADD231PS 4672(DX), Z19, Z25
-	VFMADD213PS 4544(DX), Z16, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z26, Z26
-	VFMADD231PS 4672(DX), Z20, Z26
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS   Z26, Z25, Z5
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z26, Z25, Z18
-	VMOVUPS     Z5, (SI)(AX*4)
-	VMOVUPS     Z18, 64(SI)(AX*4)
-	TESTQ       DI, DI
-	JNE         unusual2936
-	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
-	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
-	VCMPPS      $0x03, Z25, Z25, K2
-	VPADDD      pattern00000001<>+0(SB), Z5, K1, Z5
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z5
-	VPTESTMD    pattern00010000<>+0(SB), Z26, K1
-	VPADDD      pattern00007fff<>+0(SB), Z26, Z18
-	VCMPPS      $0x03, Z26, Z26, K2
-	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD      $0x10, Z5, Z5
-	VPTERNLOGD  $0xf8, Z18, Z8, Z5
-	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored2937
+kept3535:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R12
+	MOVQ          8(R12), R12
+	CMPQ          AX, R12
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R9)(CX*1)
+	PREFETCHT0    (R10)(CX*1)
+	MOVQ          AX, R12
+	ANDQ          $0x000001ff, R12
+	PREFETCHT0    (SI)(CX*4)
+	PREFETCHT0    64(SI)(CX*4)
+	PREFETCHT0    (R8)(CX*4)
+	PREFETCHT0    64(R8)(CX*4)
+	VPMOVZXBW     (R10)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z5
+	VPANDD        Z8, Z18, Z18
+	VPMOVSXBW     (R9)(AX*1), Z21
+	VPSLLD        $0x13, Z21, Z20
+	VPSLLD        $0x03, Z21, Z21
+	VPANDD        Z3, Z5, Z22
+	VPADDD        Z11, Z22, Z22
+	VPANDD        Z10, Z20, Z19
+	VPADDD        Z22, Z19, Z19
+	VSUBPS        Z22, Z19, Z19
+	VPTERNLOGD    $0xf8, Z7, Z20, Z19
+	VPANDD        Z3, Z18, Z22
+	VPADDD        Z11, Z22, Z22
+	VPANDD        Z10, Z21, Z20
+	VPADDD        Z22, Z20, Z20
+	VSUBPS        Z22, Z20, Z20
+	VPTERNLOGD    $0xf8, Z7, Z21, Z20
+	VMOVUPS       (R8)(AX*4), Z21
+	VMOVUPS       64(R8)(AX*4), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS     Z22, Z21, Z23
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS     Z22, Z21, Z24
+	VMOVUPS       (SI)(AX*4), Z21
+	VMOVUPS       64(SI)(AX*4), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS     Z22, Z21, Z25
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS     Z22, Z21, Z26
+	VMULPS        4096(DX), Z23, Z23
+	VFMADD231PS   4160(DX), Z25, Z23
+	VMULPS        4096(DX), Z24, Z24
+	VFMADD231PS   4160(DX), Z26, Z24
+	VMULPS        Z19, Z12, Z19
+	VFMADD231PS   Z13, Z23, Z19
+	VMULPS        Z20, Z12, Z20
+	VFMADD231PS   Z13, Z24, Z20
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z24, Z24, Z24
+	VMULPS        Z5, Z5, Z5
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z5, Z14, Z5
+	VFMADD231PS   Z15, Z23, Z5
+	VMULPS        Z18, Z14, Z18
+	VFMADD231PS   Z15, Z24, Z18
+	VMOVUPS       Z19, (DX)(R12*4)
+	VMOVUPS       Z20, 64(DX)(R12*4)
+	VSQRTPS       Z5, Z5
+	VSQRTPS       Z18, Z18
+	MOVQ          R12, R13
+	XORQ          $0x00000100, R13
+	VPMAXSD       2048(DX)(R13*4), Z4, Z21
+	VPSRLD        5104(DX), Z0, Z22
+	VPADDD        Z22, Z21, Z21
+	VPANDND       Z3, Z21, Z23
+	VPANDND       (DX)(R13*4), Z7, Z22
+	VFMADD213PS   pattern3e000000<>+0(SB), Z23, Z22
+	VMOVDQA32     Z0, Z23
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z23
+	VPADDD        Z23, Z22, Z22
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R13*4), Z4, Z23
+	VPSRLD        5104(DX), Z0, Z24
+	VPADDD        Z24, Z23, Z23
+	VPANDND       Z3, Z23, Z27
+	VPANDND       64(DX)(R13*4), Z7, Z24
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z24
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z27
+	VPADDD        Z27, Z24, Z24
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z21, Z21
+	VPSRLD        5088(DX), Z23, Z23
+	VPTERNLOGD    $0xf8, Z23, Z8, Z21
+	VPSUBW        4992(DX), Z21, Z21
+	VPSRLD        $0x13, Z22, Z22
+	VPSRLD        $0x03, Z24, Z24
+	VPTERNLOGD    $0xf8, Z24, Z8, Z22
+	VPSRLD        $0x10, (DX)(R13*4), Z23
+	VPTERNLOGD    $0xf8, 64(DX)(R13*4), Z8, Z23
+	VMOVUPS       Z5, 2048(DX)(R12*4)
+	VPMAXUD       Z5, Z2, Z2
+	VPMINUD       Z5, Z1, Z1
+	VMOVUPS       Z18, 2112(DX)(R12*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z16, Z5
+	VDIVPS        Z5, Z19, Z19
+	VFMADD231PS   4608(DX), Z25, Z25
+	VFMADD231PS   4672(DX), Z19, Z25
+	VFMADD213PS   4544(DX), Z16, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z26, Z26
+	VFMADD231PS   4672(DX), Z20, Z26
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z26, Z25, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VMOVUPS       Z5, (SI)(AX*4)
+	VMOVUPS       Z18, 64(SI)(AX*4)
+	TESTQ         DI, DI
+	JNE           unusual3536
+	VPTESTMD      pattern00010000<>+0(SB), Z25, K1
+	VPADDD        pattern00007fff<>+0(SB), Z25, Z5
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD      pattern00010000<>+0(SB), Z26, K1
+	VPADDD        pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z18, Z8, Z5
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3538
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual2936:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp162939
-	JA         fp322940
-	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
-	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
-	VCMPPS     $0x03, Z25, Z25, K2
-	VPADDD     pattern00000001<>+0(SB), Z5, K1, Z5
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z5
-	VPTESTMD   pattern00010000<>+0(SB), Z26, K1
-	VPADDD     pattern00007fff<>+0(SB), Z26, Z18
-	VCMPPS     $0x03, Z26, Z26, K2
-	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD     $0x10, Z5, Z5
-	VPTERNLOGD $0xf8, Z18, Z8, Z5
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2943
-	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored2942
+noted3538:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3537
 
-ordinary2943:
+unusual3536:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163540
+	JA            fp323541
+	VPTESTMD      pattern00010000<>+0(SB), Z25, K1
+	VPADDD        pattern00007fff<>+0(SB), Z25, Z5
+	VCMPPS        $0x03, Z25, Z25, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD      pattern00010000<>+0(SB), Z26, K1
+	VPADDD        pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS        $0x03, Z26, Z26, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z18, Z8, Z5
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3543
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+
+noted3543:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3545
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3544
+
+ordinary3545:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2942:
-	JMP done2941
+stored3544:
+	JMP done3542
 
-fp162939:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z26, Z25, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z26, Z25, Z18
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z5, Y6
-	VCVTPS2PH    $0x00, Z18, Y5
-	VINSERTI64X4 $0x01, Y5, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2945
-	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2944
+fp163540:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z26, Z25, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z5, Y6
+	VCVTPS2PH     $0x00, Z18, Y5
+	VINSERTI64X4  $0x01, Y5, Z6, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted3546
+	VPSUBW        (BX)(AX*2), Y6, Y5
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y5
+	VPSUBW        32(BX)(AX*2), Y5, Y5
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary2945:
+noted3546:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3548
+	VMOVNTDQ Z6, (BX)(AX*2)
+	JMP      stored3547
+
+ordinary3548:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2944:
-	JMP done2941
+stored3547:
+	JMP done3542
 
-fp322940:
-done2941:
-stored2937:
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (SI)(CX*4)
-	PREFETCHT0  64(SI)(CX*4)
-	PREFETCHT0  (R8)(CX*4)
-	PREFETCHT0  64(R8)(CX*4)
-	VPMOVZXBW   (R10)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z5
-	VPANDD      Z8, Z18, Z18
-	VPMOVSXBW   (R9)(AX*1), Z24
-	VPSLLD      $0x13, Z24, Z20
-	VPSLLD      $0x03, Z24, Z24
-	VPANDD      Z3, Z5, Z25
-	VPADDD      Z11, Z25, Z25
-	VPANDD      Z10, Z20, Z19
-	VPADDD      Z25, Z19, Z19
-	VSUBPS      Z25, Z19, Z19
-	VPTERNLOGD  $0xf8, Z7, Z20, Z19
-	VPANDD      Z3, Z18, Z25
-	VPADDD      Z11, Z25, Z25
-	VPANDD      Z10, Z24, Z20
-	VPADDD      Z25, Z20, Z20
-	VSUBPS      Z25, Z20, Z20
-	VPTERNLOGD  $0xf8, Z7, Z24, Z20
-	VMOVUPS     (R8)(AX*4), Z24
-	VMOVUPS     64(R8)(AX*4), Z25
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
-	VPERMI2PS   Z25, Z24, Z26
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
-	VPERMI2PS   Z25, Z24, Z27
-	VMOVUPS     (SI)(AX*4), Z24
-	VMOVUPS     64(SI)(AX*4), Z25
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
-	VPERMI2PS   Z25, Z24, Z28
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
-	VPERMI2PS   Z25, Z24, Z29
-	VMULPS      4096(DX), Z26, Z26
-	VFMADD231PS 4160(DX), Z28, Z26
-	VMULPS      4096(DX), Z27, Z27
-	VFMADD231PS 4160(DX), Z29, Z27
-	VMULPS      Z19, Z12, Z19
-	VFMADD231PS Z13, Z26, Z19
-	VMULPS      Z20, Z12, Z20
-	VFMADD231PS Z13, Z27, Z20
-	VMULPS      Z26, Z26, Z26
-	VMULPS      Z27, Z27, Z27
-	VMULPS      Z5, Z5, Z5
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z5, Z14, Z5
-	VFMADD231PS Z15, Z26, Z5
-	VMULPS      Z18, Z14, Z18
-	VFMADD231PS Z15, Z27, Z18
-	VMOVUPS     Z19, 128(DX)(R12*4)
-	VMOVUPS     Z20, 192(DX)(R12*4)
-	VSQRTPS     Z5, Z5
-	VSQRTPS     Z18, Z18
-	MOVQ        R12, R13
-	XORQ        $0x00000100, R13
-	VPMAXSD     2176(DX)(R13*4), Z4, Z24
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z24, Z24
-	VPANDND     Z3, Z24, Z26
-	VPANDND     128(DX)(R13*4), Z7, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z26
-	VPADDD      Z26, Z25, Z25
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R13*4), Z4, Z26
-	VPSRLD      5104(DX), Z0, Z27
-	VPADDD      Z27, Z26, Z26
-	VPANDND     Z3, Z26, Z30
-	VPANDND     192(DX)(R13*4), Z7, Z27
-	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z27
-	VMOVDQA32   Z0, Z30
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z30
-	VPADDD      Z30, Z27, Z27
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z24, Z24
-	VPSRLD      5088(DX), Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z8, Z24
-	VPSUBW      4992(DX), Z24, Z24
-	VPSRLD      $0x13, Z25, Z25
-	VPSRLD      $0x03, Z27, Z27
-	VPTERNLOGD  $0xf8, Z27, Z8, Z25
-	VPSRLD      $0x10, 128(DX)(R13*4), Z26
-	VPTERNLOGD  $0xf8, 192(DX)(R13*4), Z8, Z26
-	VPACKSSWB   Z25, Z22, Z25
-	VPACKSSWB   Z26, Z23, Z26
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z25
-	VMOVUPS     inOrder<>+0(SB), Z22
-	VPACKUSWB   Z24, Z21, Z24
-	VPERMQ      Z24, Z22, Z24
-	VPERMQ      Z25, Z22, Z25
-	MOVQ        5136(DX), R13
-	VMOVDQU32   Z24, -32(R13)(AX*1)
-	MOVQ        5128(DX), R13
-	VMOVDQU32   Z25, -32(R13)(AX*1)
-	VMOVUPS     Z5, 2176(DX)(R12*4)
-	VPMAXUD     Z5, Z2, Z2
-	VPMINUD     Z5, Z1, Z1
-	VMOVUPS     Z18, 2240(DX)(R12*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z16, Z5
-	VDIVPS      Z5, Z19, Z19
-	VFMADD231PS 4608(DX), Z28, Z28
-	VFMADD231PS 4672(DX), Z19, Z28
-	VFMADD213PS 4544(DX), Z16, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z29, Z29
-	VFMADD231PS 4672(DX), Z20, Z29
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS   Z29, Z28, Z5
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS   Z29, Z28, Z18
-	VMOVUPS     Z5, (SI)(AX*4)
-	VMOVUPS     Z18, 64(SI)(AX*4)
-	TESTQ       DI, DI
-	JNE         unusual2946
-	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
-	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
-	VCMPPS      $0x03, Z28, Z28, K2
-	VPADDD      pattern00000001<>+0(SB), Z5, K1, Z5
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z5
-	VPTESTMD    pattern00010000<>+0(SB), Z29, K1
-	VPADDD      pattern00007fff<>+0(SB), Z29, Z18
-	VCMPPS      $0x03, Z29, Z29, K2
-	VPADDD      pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32   pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD      $0x10, Z5, Z5
-	VPTERNLOGD  $0xf8, Z18, Z8, Z5
-	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored2947
+fp323541:
+done3542:
+stored3537:
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (SI)(CX*4)
+	PREFETCHT0    64(SI)(CX*4)
+	PREFETCHT0    (R8)(CX*4)
+	PREFETCHT0    64(R8)(CX*4)
+	VPMOVZXBW     (R10)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z5
+	VPANDD        Z8, Z18, Z18
+	VPMOVSXBW     (R9)(AX*1), Z24
+	VPSLLD        $0x13, Z24, Z20
+	VPSLLD        $0x03, Z24, Z24
+	VPANDD        Z3, Z5, Z25
+	VPADDD        Z11, Z25, Z25
+	VPANDD        Z10, Z20, Z19
+	VPADDD        Z25, Z19, Z19
+	VSUBPS        Z25, Z19, Z19
+	VPTERNLOGD    $0xf8, Z7, Z20, Z19
+	VPANDD        Z3, Z18, Z25
+	VPADDD        Z11, Z25, Z25
+	VPANDD        Z10, Z24, Z20
+	VPADDD        Z25, Z20, Z20
+	VSUBPS        Z25, Z20, Z20
+	VPTERNLOGD    $0xf8, Z7, Z24, Z20
+	VMOVUPS       (R8)(AX*4), Z24
+	VMOVUPS       64(R8)(AX*4), Z25
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
+	VPERMI2PS     Z25, Z24, Z26
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
+	VPERMI2PS     Z25, Z24, Z27
+	VMOVUPS       (SI)(AX*4), Z24
+	VMOVUPS       64(SI)(AX*4), Z25
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
+	VPERMI2PS     Z25, Z24, Z28
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
+	VPERMI2PS     Z25, Z24, Z29
+	VMULPS        4096(DX), Z26, Z26
+	VFMADD231PS   4160(DX), Z28, Z26
+	VMULPS        4096(DX), Z27, Z27
+	VFMADD231PS   4160(DX), Z29, Z27
+	VMULPS        Z19, Z12, Z19
+	VFMADD231PS   Z13, Z26, Z19
+	VMULPS        Z20, Z12, Z20
+	VFMADD231PS   Z13, Z27, Z20
+	VMULPS        Z26, Z26, Z26
+	VMULPS        Z27, Z27, Z27
+	VMULPS        Z5, Z5, Z5
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z5, Z14, Z5
+	VFMADD231PS   Z15, Z26, Z5
+	VMULPS        Z18, Z14, Z18
+	VFMADD231PS   Z15, Z27, Z18
+	VMOVUPS       Z19, 128(DX)(R12*4)
+	VMOVUPS       Z20, 192(DX)(R12*4)
+	VSQRTPS       Z5, Z5
+	VSQRTPS       Z18, Z18
+	MOVQ          R12, R13
+	XORQ          $0x00000100, R13
+	VPMAXSD       2176(DX)(R13*4), Z4, Z24
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z24, Z24
+	VPANDND       Z3, Z24, Z26
+	VPANDND       128(DX)(R13*4), Z7, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z26
+	VPADDD        Z26, Z25, Z25
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R13*4), Z4, Z26
+	VPSRLD        5104(DX), Z0, Z27
+	VPADDD        Z27, Z26, Z26
+	VPANDND       Z3, Z26, Z30
+	VPANDND       192(DX)(R13*4), Z7, Z27
+	VFMADD213PS   pattern3e000000<>+0(SB), Z30, Z27
+	VMOVDQA32     Z0, Z30
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z9, Z30
+	VPADDD        Z30, Z27, Z27
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z24, Z24
+	VPSRLD        5088(DX), Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z8, Z24
+	VPSUBW        4992(DX), Z24, Z24
+	VPSRLD        $0x13, Z25, Z25
+	VPSRLD        $0x03, Z27, Z27
+	VPTERNLOGD    $0xf8, Z27, Z8, Z25
+	VPSRLD        $0x10, 128(DX)(R13*4), Z26
+	VPTERNLOGD    $0xf8, 192(DX)(R13*4), Z8, Z26
+	VPACKSSWB     Z25, Z22, Z25
+	VPACKSSWB     Z26, Z23, Z26
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z26, Z25
+	VMOVUPS       inOrder<>+0(SB), Z22
+	VPACKUSWB     Z24, Z21, Z24
+	VPERMQ        Z24, Z22, Z24
+	VPERMQ        Z25, Z22, Z25
+	MOVQ          5136(DX), R13
+	VMOVDQU32     Z24, -32(R13)(AX*1)
+	MOVQ          5128(DX), R13
+	VMOVDQU32     Z25, -32(R13)(AX*1)
+	VMOVUPS       Z5, 2176(DX)(R12*4)
+	VPMAXUD       Z5, Z2, Z2
+	VPMINUD       Z5, Z1, Z1
+	VMOVUPS       Z18, 2240(DX)(R12*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z16, Z5
+	VDIVPS        Z5, Z19, Z19
+	VFMADD231PS   4608(DX), Z28, Z28
+	VFMADD231PS   4672(DX), Z19, Z28
+	VFMADD213PS   4544(DX), Z16, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z29, Z29
+	VFMADD231PS   4672(DX), Z20, Z29
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z29, Z28, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VMOVUPS       Z5, (SI)(AX*4)
+	VMOVUPS       Z18, 64(SI)(AX*4)
+	TESTQ         DI, DI
+	JNE           unusual3549
+	VPTESTMD      pattern00010000<>+0(SB), Z28, K1
+	VPADDD        pattern00007fff<>+0(SB), Z28, Z5
+	VCMPPS        $0x03, Z28, Z28, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD      pattern00010000<>+0(SB), Z29, K1
+	VPADDD        pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS        $0x03, Z29, Z29, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z18, Z8, Z5
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3551
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual2946:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp162949
-	JA         fp322950
-	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
-	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
-	VCMPPS     $0x03, Z28, Z28, K2
-	VPADDD     pattern00000001<>+0(SB), Z5, K1, Z5
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z5
-	VPTESTMD   pattern00010000<>+0(SB), Z29, K1
-	VPADDD     pattern00007fff<>+0(SB), Z29, Z18
-	VCMPPS     $0x03, Z29, Z29, K2
-	VPADDD     pattern00000001<>+0(SB), Z18, K1, Z18
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z18
-	VPSRLD     $0x10, Z5, Z5
-	VPTERNLOGD $0xf8, Z18, Z8, Z5
-	TESTQ      $0x00000004, DI
-	JNE        ordinary2953
-	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored2952
+noted3551:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3550
 
-ordinary2953:
+unusual3549:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp163553
+	JA            fp323554
+	VPTESTMD      pattern00010000<>+0(SB), Z28, K1
+	VPADDD        pattern00007fff<>+0(SB), Z28, Z5
+	VCMPPS        $0x03, Z28, Z28, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD      pattern00010000<>+0(SB), Z29, K1
+	VPADDD        pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS        $0x03, Z29, Z29, K2
+	VPADDD        pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z18, Z8, Z5
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3556
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+
+noted3556:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3558
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored3557
+
+ordinary3558:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2952:
-	JMP done2951
+stored3557:
+	JMP done3555
 
-fp162949:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z29, Z28, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z29, Z28, Z18
-	VPXORD       Z17, Z17, Z17
-	VCVTPS2PH    $0x00, Z5, Y17
-	VCVTPS2PH    $0x00, Z18, Y5
-	VINSERTI64X4 $0x01, Y5, Z17, Z17
-	TESTQ        $0x00000004, DI
-	JNE          ordinary2955
-	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored2954
+fp163553:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z29, Z28, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VPXORD        Z17, Z17, Z17
+	VCVTPS2PH     $0x00, Z5, Y17
+	VCVTPS2PH     $0x00, Z18, Y5
+	VINSERTI64X4  $0x01, Y5, Z17, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3559
+	VPSUBW        (BX)(AX*2), Y17, Y5
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y5
+	VPSUBW        32(BX)(AX*2), Y5, Y5
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary2955:
+noted3559:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3561
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored3560
+
+ordinary3561:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2954:
-	JMP done2951
+stored3560:
+	JMP done3555
 
-fp322950:
-done2951:
-stored2947:
+fp323554:
+done3555:
+stored3550:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2932
+	JNE   tile3532
 	CMPL  5120(DX), $0x00
-	JEQ   done2957
+	JEQ   done3563
 	SUBQ  $0x00000100, AX
 
-next2956:
+next3562:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -9944,9 +16568,9 @@ next2956:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2956
+	JNE        next3562
 
-done2957:
+done3563:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -9971,11 +16595,11 @@ done2957:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2958
+	JEQ           unusual3564
 	CMPL          R14, $0x5f000000
-	JBE           usual2959
+	JBE           usual3565
 
-unusual2958:
+unusual3564:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -9984,7 +16608,7 @@ unusual2958:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2960:
+next3566:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -9993,7 +16617,7 @@ next2960:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2960
+	JB            next3566
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -10015,7 +16639,7 @@ next2960:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2959:
+usual3565:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -10125,10 +16749,10 @@ usual2959:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2931
+	JB           block3531
 
-done2870:
-tile2961:
+done3458:
+tile3567:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -10206,12 +16830,12 @@ tile2961:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile2961
+	JNE         tile3567
 	CMPL        5120(DX), $0x00
-	JEQ         done2963
+	JEQ         done3569
 	SUBQ        $0x00000100, AX
 
-next2962:
+next3568:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -10230,9 +16854,9 @@ next2962:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2962
+	JNE        next3568
 
-done2963:
+done3569:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -10262,15 +16886,15 @@ TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp162965
-	JA     fp322966
+	JE     fp163571
+	JA     fp323572
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R11
 	MOVQ   16(R11), R11
 	ADDQ   DX, R11
-	JMP    check2969
+	JMP    check3575
 
-next2968:
+next3574:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -10283,44 +16907,44 @@ next2968:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2970
+	JNE        within3576
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2970:
+within3576:
 	TESTQ    AX, AX
-	JEQ      written2971
+	JEQ      written3577
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned2972
+	JNE      unaligned3578
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written2971
+	JMP      written3577
 
-unaligned2972:
+unaligned3578:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2971:
+written3577:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2969:
+check3575:
 	CMPQ DX, R10
-	JB   next2968
+	JB   next3574
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2968
-	JMP  done2967
+	JB   next3574
+	JMP  done3573
 
-fp162965:
+fp163571:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check2974
+	JMP  check3580
 
-next2973:
+next3579:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -10333,44 +16957,44 @@ next2973:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2975
+	JNE        within3581
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2975:
+within3581:
 	TESTQ    AX, AX
-	JEQ      written2976
+	JEQ      written3582
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned2977
+	JNE      unaligned3583
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written2976
+	JMP      written3582
 
-unaligned2977:
+unaligned3583:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2976:
+written3582:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2974:
+check3580:
 	CMPQ DX, R10
-	JB   next2973
+	JB   next3579
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2973
-	JMP  done2967
+	JB   next3579
+	JMP  done3573
 
-fp322966:
+fp323572:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check2979
+	JMP  check3585
 
-next2978:
+next3584:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -10383,36 +17007,36 @@ next2978:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2980
+	JNE        within3586
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2980:
+within3586:
 	TESTQ    AX, AX
-	JEQ      written2981
+	JEQ      written3587
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned2982
+	JNE      unaligned3588
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written2981
+	JMP      written3587
 
-unaligned2982:
+unaligned3588:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2981:
+written3587:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2979:
+check3585:
 	CMPQ DX, R10
-	JB   next2978
+	JB   next3584
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2978
+	JB   next3584
 
-done2967:
+done3573:
 	SFENCE
 	VZEROUPPER
 	RET

@@ -4,6 +4,42 @@
 
 #include "textflag.h"
 
+DATA pattern00010001<>+0(SB)/4, $0x00010001
+DATA pattern00010001<>+4(SB)/4, $0x00010001
+DATA pattern00010001<>+8(SB)/4, $0x00010001
+DATA pattern00010001<>+12(SB)/4, $0x00010001
+DATA pattern00010001<>+16(SB)/4, $0x00010001
+DATA pattern00010001<>+20(SB)/4, $0x00010001
+DATA pattern00010001<>+24(SB)/4, $0x00010001
+DATA pattern00010001<>+28(SB)/4, $0x00010001
+DATA pattern00010001<>+32(SB)/4, $0x00010001
+DATA pattern00010001<>+36(SB)/4, $0x00010001
+DATA pattern00010001<>+40(SB)/4, $0x00010001
+DATA pattern00010001<>+44(SB)/4, $0x00010001
+DATA pattern00010001<>+48(SB)/4, $0x00010001
+DATA pattern00010001<>+52(SB)/4, $0x00010001
+DATA pattern00010001<>+56(SB)/4, $0x00010001
+DATA pattern00010001<>+60(SB)/4, $0x00010001
+GLOBL pattern00010001<>(SB), RODATA|NOPTR, $64
+
+DATA patternffffffff<>+0(SB)/4, $0xffffffff
+DATA patternffffffff<>+4(SB)/4, $0xffffffff
+DATA patternffffffff<>+8(SB)/4, $0xffffffff
+DATA patternffffffff<>+12(SB)/4, $0xffffffff
+DATA patternffffffff<>+16(SB)/4, $0xffffffff
+DATA patternffffffff<>+20(SB)/4, $0xffffffff
+DATA patternffffffff<>+24(SB)/4, $0xffffffff
+DATA patternffffffff<>+28(SB)/4, $0xffffffff
+DATA patternffffffff<>+32(SB)/4, $0xffffffff
+DATA patternffffffff<>+36(SB)/4, $0xffffffff
+DATA patternffffffff<>+40(SB)/4, $0xffffffff
+DATA patternffffffff<>+44(SB)/4, $0xffffffff
+DATA patternffffffff<>+48(SB)/4, $0xffffffff
+DATA patternffffffff<>+52(SB)/4, $0xffffffff
+DATA patternffffffff<>+56(SB)/4, $0xffffffff
+DATA patternffffffff<>+60(SB)/4, $0xffffffff
+GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
+
 DATA pattern80000000<>+0(SB)/4, $0x80000000
 DATA pattern80000000<>+4(SB)/4, $0x80000000
 DATA pattern80000000<>+8(SB)/4, $0x80000000
@@ -111,24 +147,6 @@ DATA pattern5f000000<>+52(SB)/4, $0x5f000000
 DATA pattern5f000000<>+56(SB)/4, $0x5f000000
 DATA pattern5f000000<>+60(SB)/4, $0x5f000000
 GLOBL pattern5f000000<>(SB), RODATA|NOPTR, $64
-
-DATA patternffffffff<>+0(SB)/4, $0xffffffff
-DATA patternffffffff<>+4(SB)/4, $0xffffffff
-DATA patternffffffff<>+8(SB)/4, $0xffffffff
-DATA patternffffffff<>+12(SB)/4, $0xffffffff
-DATA patternffffffff<>+16(SB)/4, $0xffffffff
-DATA patternffffffff<>+20(SB)/4, $0xffffffff
-DATA patternffffffff<>+24(SB)/4, $0xffffffff
-DATA patternffffffff<>+28(SB)/4, $0xffffffff
-DATA patternffffffff<>+32(SB)/4, $0xffffffff
-DATA patternffffffff<>+36(SB)/4, $0xffffffff
-DATA patternffffffff<>+40(SB)/4, $0xffffffff
-DATA patternffffffff<>+44(SB)/4, $0xffffffff
-DATA patternffffffff<>+48(SB)/4, $0xffffffff
-DATA patternffffffff<>+52(SB)/4, $0xffffffff
-DATA patternffffffff<>+56(SB)/4, $0xffffffff
-DATA patternffffffff<>+60(SB)/4, $0xffffffff
-GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
 
 DATA pattern3e000000<>+0(SB)/4, $0x3e000000
 DATA pattern3e000000<>+4(SB)/4, $0x3e000000
@@ -617,7 +635,7 @@ DATA ditherOfLanesAVX512BF16<>+60(SB)/4, $0x8a8043ae
 GLOBL ditherOfLanesAVX512BF16<>(SB), RODATA|NOPTR, $64
 
 // func adamFP32FP32AVX512BF16(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
 TEXT ·adamFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -638,10 +656,10 @@ TEXT ·adamFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned3390
+	JEQ       aligned4056
 	ORQ       $0x04, DI
 
-aligned3390:
+aligned4056:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	MOVQ    a+0(FP), R9
@@ -667,7 +685,7 @@ aligned3390:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	TESTQ   R13, R13
-	JEQ     plain3391
+	JEQ     plain4057
 	VPXORQ  Z1, Z1, Z1
 	VPXORQ  Z2, Z2, Z2
 	VPXORQ  Z3, Z3, Z3
@@ -675,17 +693,17 @@ aligned3390:
 	VPXORQ  Z5, Z5, Z5
 	VPXORQ  Z6, Z6, Z6
 	CMPQ    CX, $0x01
-	JE      fp163394
-	JA      fp323395
+	JE      fp164060
+	JA      fp324061
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check3398
+	JMP     check4064
 
-next3397:
+next4063:
 	TESTQ     AX, AX
-	JEQ       kept3399
+	JEQ       kept4065
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z17
@@ -697,7 +715,7 @@ next3397:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3399:
+kept4065:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -727,11 +745,11 @@ kept3399:
 	VMOVUPS       Z18, (SI)(CX*4)
 	VPADDQ        Z18, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3400
+	JNE           unusual4066
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487ea262; WORD $0xca72 // VCVTNEPS2BF16 Z18, Y17
 	KORTESTW      K1, K1
-	JEQ           usual3402
+	JEQ           usual4068
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z17
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -741,20 +759,48 @@ kept3399:
 	VPMOVDW       Z17, Y17
 	VMOVDQU32     Y17, Y17
 
-usual3402:
-	VMOVNTDQ Y17, (BX)(CX*2)
-	JMP      stored3401
+usual4068:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4069
+	VPSUBW    (BX)(CX*2), Y17, Y18
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-unusual3400:
+noted4069:
+	VMOVNTDQ Y17, (BX)(CX*2)
+	JMP      stored4067
+
+unusual4066:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163404
-	JA            fp323405
+	JE            fp164071
+	JA            fp324072
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487ea262; WORD $0xca72 // VCVTNEPS2BF16 Z18, Y17
 	KORTESTW      K1, K1
-	JEQ           usual3407
+	JEQ           usual4074
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z17
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -764,57 +810,113 @@ unusual3400:
 	VPMOVDW       Z17, Y17
 	VMOVDQU32     Y17, Y17
 
-usual3407:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3409
-	VMOVNTDQ Y17, (BX)(CX*2)
-	JMP      stored3408
+usual4074:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4075
+	VPSUBW    (BX)(CX*2), Y17, Y18
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3409:
+noted4075:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4077
+	VMOVNTDQ Y17, (BX)(CX*2)
+	JMP      stored4076
+
+ordinary4077:
 	VMOVDQU32 Y17, (BX)(CX*2)
 
-stored3408:
-	JMP done3406
+stored4076:
+	JMP done4073
 
-fp163404:
+fp164071:
 	VPXORD    Y7, Y7, Y7
 	VCVTPS2PH $0x00, Z18, Y7
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3411
-	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored3410
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4078
+	VPSUBW    (BX)(CX*2), Y7, Y17
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y17, K1
+	VPABSW    Y17, Y17
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y17, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y17
+	VMOVDQU16 Y17, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3411:
+noted4078:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4080
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored4079
+
+ordinary4080:
 	VMOVDQU32 Y7, (BX)(CX*2)
 
-stored3410:
-	JMP done3406
+stored4079:
+	JMP done4073
 
-fp323405:
-done3406:
-stored3401:
+fp324072:
+done4073:
+stored4067:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3398:
+check4064:
 	CMPQ CX, R11
-	JB   next3397
+	JB   next4063
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3397
-	JMP  done3396
+	JB   next4063
+	JMP  done4062
 
-fp163394:
+fp164060:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3413
+	JMP  check4082
 
-next3412:
+next4081:
 	TESTQ     AX, AX
-	JEQ       kept3414
+	JEQ       kept4083
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -826,7 +928,7 @@ next3412:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3414:
+kept4083:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -855,11 +957,11 @@ kept3414:
 	VMOVUPS       Z18, (SI)(CX*4)
 	VPADDQ        Z18, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3415
+	JNE           unusual4084
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487eb262; WORD $0xfa72 // VCVTNEPS2BF16 Z18, Y7
 	KORTESTW      K1, K1
-	JEQ           usual3417
+	JEQ           usual4086
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z7
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -869,20 +971,48 @@ kept3414:
 	VPMOVDW       Z7, Y7
 	VMOVDQU32     Y7, Y7
 
-usual3417:
-	VMOVNTDQ Y7, (BX)(CX*2)
-	JMP      stored3416
+usual4086:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4087
+	VPSUBW    (BX)(CX*2), Y7, Y18
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-unusual3415:
+noted4087:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored4085
+
+unusual4084:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163419
-	JA            fp323420
+	JE            fp164089
+	JA            fp324090
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487eb262; WORD $0xfa72 // VCVTNEPS2BF16 Z18, Y7
 	KORTESTW      K1, K1
-	JEQ           usual3422
+	JEQ           usual4092
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z7
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -892,57 +1022,113 @@ unusual3415:
 	VPMOVDW       Z7, Y7
 	VMOVDQU32     Y7, Y7
 
-usual3422:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3424
-	VMOVNTDQ Y7, (BX)(CX*2)
-	JMP      stored3423
+usual4092:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4093
+	VPSUBW    (BX)(CX*2), Y7, Y18
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3424:
+noted4093:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4095
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored4094
+
+ordinary4095:
 	VMOVDQU32 Y7, (BX)(CX*2)
 
-stored3423:
-	JMP done3421
+stored4094:
+	JMP done4091
 
-fp163419:
+fp164089:
 	VPXORD    Y17, Y17, Y17
 	VCVTPS2PH $0x00, Z18, Y17
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3426
-	VMOVNTDQ  Y17, (BX)(CX*2)
-	JMP       stored3425
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4096
+	VPSUBW    (BX)(CX*2), Y17, Y7
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y7, K1
+	VPABSW    Y7, Y7
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y7, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y7
+	VMOVDQU16 Y7, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3426:
+noted4096:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4098
+	VMOVNTDQ Y17, (BX)(CX*2)
+	JMP      stored4097
+
+ordinary4098:
 	VMOVDQU32 Y17, (BX)(CX*2)
 
-stored3425:
-	JMP done3421
+stored4097:
+	JMP done4091
 
-fp323420:
-done3421:
-stored3416:
+fp324090:
+done4091:
+stored4085:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3413:
+check4082:
 	CMPQ CX, R11
-	JB   next3412
+	JB   next4081
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3412
-	JMP  done3396
+	JB   next4081
+	JMP  done4062
 
-fp323395:
+fp324061:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3428
+	JMP  check4100
 
-next3427:
+next4099:
 	TESTQ     AX, AX
-	JEQ       kept3429
+	JEQ       kept4101
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -954,7 +1140,7 @@ next3427:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3429:
+kept4101:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -983,11 +1169,11 @@ kept3429:
 	VMOVUPS       Z18, (SI)(CX*4)
 	VPADDQ        Z18, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3430
+	JNE           unusual4102
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487eb262; WORD $0xfa72 // VCVTNEPS2BF16 Z18, Y7
 	KORTESTW      K1, K1
-	JEQ           usual3432
+	JEQ           usual4104
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z7
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -997,20 +1183,48 @@ kept3429:
 	VPMOVDW       Z7, Y7
 	VMOVDQU32     Y7, Y7
 
-usual3432:
-	VMOVNTDQ Y7, (BX)(CX*2)
-	JMP      stored3431
+usual4104:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4105
+	VPSUBW    (BX)(CX*2), Y7, Y18
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-unusual3430:
+noted4105:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored4103
+
+unusual4102:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163434
-	JA            fp323435
+	JE            fp164107
+	JA            fp324108
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487eb262; WORD $0xfa72 // VCVTNEPS2BF16 Z18, Y7
 	KORTESTW      K1, K1
-	JEQ           usual3437
+	JEQ           usual4110
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z7
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -1020,47 +1234,103 @@ unusual3430:
 	VPMOVDW       Z7, Y7
 	VMOVDQU32     Y7, Y7
 
-usual3437:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3439
-	VMOVNTDQ Y7, (BX)(CX*2)
-	JMP      stored3438
+usual4110:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4111
+	VPSUBW    (BX)(CX*2), Y7, Y18
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y18, K1
+	VPABSW    Y18, Y18
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y18, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y18
+	VMOVDQU16 Y18, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3439:
+noted4111:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4113
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored4112
+
+ordinary4113:
 	VMOVDQU32 Y7, (BX)(CX*2)
 
-stored3438:
-	JMP done3436
+stored4112:
+	JMP done4109
 
-fp163434:
+fp164107:
 	VPXORD    Y17, Y17, Y17
 	VCVTPS2PH $0x00, Z18, Y17
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3441
-	VMOVNTDQ  Y17, (BX)(CX*2)
-	JMP       stored3440
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4114
+	VPSUBW    (BX)(CX*2), Y17, Y7
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y7, K1
+	VPABSW    Y7, Y7
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y7, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y7
+	VMOVDQU16 Y7, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3441:
+noted4114:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4116
+	VMOVNTDQ Y17, (BX)(CX*2)
+	JMP      stored4115
+
+ordinary4116:
 	VMOVDQU32 Y17, (BX)(CX*2)
 
-stored3440:
-	JMP done3436
+stored4115:
+	JMP done4109
 
-fp323435:
-done3436:
-stored3431:
+fp324108:
+done4109:
+stored4103:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3428:
+check4100:
 	CMPQ CX, R11
-	JB   next3427
+	JB   next4099
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3427
+	JB   next4099
 
-done3396:
+done4062:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z1, (AX)
@@ -1069,21 +1339,21 @@ done3396:
 	VMOVDQU32 Z4, 320(AX)
 	VMOVDQU32 Z5, 384(AX)
 	VMOVDQU32 Z6, 448(AX)
-	JMP       updated3392
+	JMP       updated4058
 
-plain3391:
+plain4057:
 	CMPQ CX, $0x01
-	JE   fp163443
-	JA   fp323444
+	JE   fp164118
+	JA   fp324119
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3447
+	JMP  check4122
 
-next3446:
+next4121:
 	TESTQ     AX, AX
-	JEQ       kept3448
+	JEQ       kept4123
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1095,7 +1365,7 @@ next3446:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3448:
+kept4123:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -1119,11 +1389,11 @@ kept3448:
 	VFMADD231PS   Z12, Z4, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3449
+	JNE           unusual4124
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3451
+	JEQ           usual4126
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1133,20 +1403,48 @@ kept3448:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3451:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3450
+usual4126:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4127
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-unusual3449:
+noted4127:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4125
+
+unusual4124:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163453
-	JA            fp323454
+	JE            fp164129
+	JA            fp324130
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3456
+	JEQ           usual4132
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1156,57 +1454,113 @@ unusual3449:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3456:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3458
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3457
+usual4132:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4133
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3458:
+noted4133:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4135
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4134
+
+ordinary4135:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3457:
-	JMP done3455
+stored4134:
+	JMP done4131
 
-fp163453:
+fp164129:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3460
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3459
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4136
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3460:
+noted4136:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4138
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4137
+
+ordinary4138:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3459:
-	JMP done3455
+stored4137:
+	JMP done4131
 
-fp323454:
-done3455:
-stored3450:
+fp324130:
+done4131:
+stored4125:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3447:
+check4122:
 	CMPQ CX, R11
-	JB   next3446
+	JB   next4121
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3446
-	JMP  done3445
+	JB   next4121
+	JMP  done4120
 
-fp163443:
+fp164118:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3462
+	JMP  check4140
 
-next3461:
+next4139:
 	TESTQ     AX, AX
-	JEQ       kept3463
+	JEQ       kept4141
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1218,7 +1572,7 @@ next3461:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3463:
+kept4141:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -1241,11 +1595,11 @@ kept3463:
 	VFMADD231PS   Z12, Z4, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3464
+	JNE           unusual4142
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3466
+	JEQ           usual4144
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1255,20 +1609,48 @@ kept3463:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3466:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3465
+usual4144:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4145
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-unusual3464:
+noted4145:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4143
+
+unusual4142:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163468
-	JA            fp323469
+	JE            fp164147
+	JA            fp324148
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3471
+	JEQ           usual4150
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1278,57 +1660,113 @@ unusual3464:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3471:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3473
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3472
+usual4150:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4151
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3473:
+noted4151:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4153
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4152
+
+ordinary4153:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3472:
-	JMP done3470
+stored4152:
+	JMP done4149
 
-fp163468:
+fp164147:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3475
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3474
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4154
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3475:
+noted4154:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4156
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4155
+
+ordinary4156:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3474:
-	JMP done3470
+stored4155:
+	JMP done4149
 
-fp323469:
-done3470:
-stored3465:
+fp324148:
+done4149:
+stored4143:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3462:
+check4140:
 	CMPQ CX, R11
-	JB   next3461
+	JB   next4139
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3461
-	JMP  done3445
+	JB   next4139
+	JMP  done4120
 
-fp323444:
+fp324119:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3477
+	JMP  check4158
 
-next3476:
+next4157:
 	TESTQ     AX, AX
-	JEQ       kept3478
+	JEQ       kept4159
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1340,7 +1778,7 @@ next3476:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3478:
+kept4159:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -1363,11 +1801,11 @@ kept3478:
 	VFMADD231PS   Z12, Z4, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3479
+	JNE           unusual4160
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3481
+	JEQ           usual4162
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1377,20 +1815,48 @@ kept3478:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3481:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3480
+usual4162:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4163
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-unusual3479:
+noted4163:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4161
+
+unusual4160:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163483
-	JA            fp323484
+	JE            fp164165
+	JA            fp324166
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3486
+	JEQ           usual4168
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1400,55 +1866,111 @@ unusual3479:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3486:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3488
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3487
+usual4168:
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4169
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3488:
+noted4169:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4171
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4170
+
+ordinary4171:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3487:
-	JMP done3485
+stored4170:
+	JMP done4167
 
-fp163483:
+fp164165:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3490
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3489
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	TESTQ     R13, R13
+	JEQ       noted4172
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R13
+	SHRQ      $0x02, R13
+	MOVQ      a+0(FP), R14
+	MOVQ      144(R14), R14
+	ADDQ      R14, R13
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R13)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R13)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R13
+	MOVQ      152(R13), R14
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R14)
+	SETNE     R14
+	MOVBLZX   R14, R14
+	SHLQ      $0x05, R14
+	ADDQ      R14, 152(R13)
 
-ordinary3490:
+noted4172:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4174
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4173
+
+ordinary4174:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3489:
-	JMP done3485
+stored4173:
+	JMP done4167
 
-fp323484:
-done3485:
-stored3480:
+fp324166:
+done4167:
+stored4161:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3477:
+check4158:
 	CMPQ CX, R11
-	JB   next3476
+	JB   next4157
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3476
+	JB   next4157
 
-done3445:
-updated3392:
+done4120:
+updated4058:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func lionFP32FP32AVX512BF16(a *Arguments)
-// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
 TEXT ·lionFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -1469,10 +1991,10 @@ TEXT ·lionFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned3491
+	JEQ       aligned4175
 	ORQ       $0x04, DI
 
-aligned3491:
+aligned4175:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z0
@@ -1494,23 +2016,23 @@ aligned3491:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain3492
+	JEQ     plain4176
 	VPXORQ  Z1, Z1, Z1
 	VPXORQ  Z2, Z2, Z2
 	VPXORQ  Z3, Z3, Z3
 	VPXORQ  Z4, Z4, Z4
 	CMPQ    CX, $0x01
-	JE      fp163495
-	JA      fp323496
+	JE      fp164179
+	JA      fp324180
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check3499
+	JMP     check4183
 
-next3498:
+next4182:
 	TESTQ     AX, AX
-	JEQ       kept3500
+	JEQ       kept4184
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -1520,7 +2042,7 @@ next3498:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3500:
+kept4184:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -1549,11 +2071,11 @@ kept3500:
 	VMOVUPS       Z15, (SI)(CX*4)
 	VPADDQ        Z15, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3501
+	JNE           unusual4185
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487e5262; WORD $0xf772 // VCVTNEPS2BF16 Z15, Y14
 	KORTESTW      K1, K1
-	JEQ           usual3503
+	JEQ           usual4187
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z14
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1563,20 +2085,48 @@ kept3500:
 	VPMOVDW       Z14, Y14
 	VMOVDQU32     Y14, Y14
 
-usual3503:
-	VMOVNTDQ Y14, (BX)(CX*2)
-	JMP      stored3502
+usual4187:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4188
+	VPSUBW    (BX)(CX*2), Y14, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3501:
+noted4188:
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored4186
+
+unusual4185:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163505
-	JA            fp323506
+	JE            fp164190
+	JA            fp324191
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487e5262; WORD $0xf772 // VCVTNEPS2BF16 Z15, Y14
 	KORTESTW      K1, K1
-	JEQ           usual3508
+	JEQ           usual4193
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z14
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1586,57 +2136,113 @@ unusual3501:
 	VPMOVDW       Z14, Y14
 	VMOVDQU32     Y14, Y14
 
-usual3508:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3510
-	VMOVNTDQ Y14, (BX)(CX*2)
-	JMP      stored3509
+usual4193:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4194
+	VPSUBW    (BX)(CX*2), Y14, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3510:
+noted4194:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4196
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored4195
+
+ordinary4196:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored3509:
-	JMP done3507
+stored4195:
+	JMP done4192
 
-fp163505:
+fp164190:
 	VPXORD    Y6, Y6, Y6
 	VCVTPS2PH $0x00, Z15, Y6
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3512
-	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored3511
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4197
+	VPSUBW    (BX)(CX*2), Y6, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3512:
+noted4197:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4199
+	VMOVNTDQ Y6, (BX)(CX*2)
+	JMP      stored4198
+
+ordinary4199:
 	VMOVDQU32 Y6, (BX)(CX*2)
 
-stored3511:
-	JMP done3507
+stored4198:
+	JMP done4192
 
-fp323506:
-done3507:
-stored3502:
+fp324191:
+done4192:
+stored4186:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3499:
+check4183:
 	CMPQ CX, R10
-	JB   next3498
+	JB   next4182
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3498
-	JMP  done3497
+	JB   next4182
+	JMP  done4181
 
-fp163495:
+fp164179:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3514
+	JMP  check4201
 
-next3513:
+next4200:
 	TESTQ     AX, AX
-	JEQ       kept3515
+	JEQ       kept4202
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -1646,7 +2252,7 @@ next3513:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3515:
+kept4202:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -1674,11 +2280,11 @@ kept3515:
 	VMOVUPS       Z15, (SI)(CX*4)
 	VPADDQ        Z15, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3516
+	JNE           unusual4203
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487ed262; WORD $0xef72 // VCVTNEPS2BF16 Z15, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3518
+	JEQ           usual4205
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z5
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1688,20 +2294,48 @@ kept3515:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3518:
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3517
+usual4205:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4206
+	VPSUBW    (BX)(CX*2), Y5, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3516:
+noted4206:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4204
+
+unusual4203:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163520
-	JA            fp323521
+	JE            fp164208
+	JA            fp324209
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487ed262; WORD $0xef72 // VCVTNEPS2BF16 Z15, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3523
+	JEQ           usual4211
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z5
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1711,57 +2345,113 @@ unusual3516:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3523:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3525
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3524
+usual4211:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4212
+	VPSUBW    (BX)(CX*2), Y5, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3525:
+noted4212:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4214
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4213
+
+ordinary4214:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3524:
-	JMP done3522
+stored4213:
+	JMP done4210
 
-fp163520:
+fp164208:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3527
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored3526
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4215
+	VPSUBW    (BX)(CX*2), Y14, Y5
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y5, K1
+	VPABSW    Y5, Y5
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y5, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y5
+	VMOVDQU16 Y5, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3527:
+noted4215:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4217
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored4216
+
+ordinary4217:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored3526:
-	JMP done3522
+stored4216:
+	JMP done4210
 
-fp323521:
-done3522:
-stored3517:
+fp324209:
+done4210:
+stored4204:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3514:
+check4201:
 	CMPQ CX, R10
-	JB   next3513
+	JB   next4200
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3513
-	JMP  done3497
+	JB   next4200
+	JMP  done4181
 
-fp323496:
+fp324180:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3529
+	JMP  check4219
 
-next3528:
+next4218:
 	TESTQ     AX, AX
-	JEQ       kept3530
+	JEQ       kept4220
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -1771,7 +2461,7 @@ next3528:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3530:
+kept4220:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -1799,11 +2489,11 @@ kept3530:
 	VMOVUPS       Z15, (SI)(CX*4)
 	VPADDQ        Z15, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3531
+	JNE           unusual4221
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487ed262; WORD $0xef72 // VCVTNEPS2BF16 Z15, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3533
+	JEQ           usual4223
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z5
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1813,20 +2503,48 @@ kept3530:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3533:
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3532
+usual4223:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4224
+	VPSUBW    (BX)(CX*2), Y5, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3531:
+noted4224:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4222
+
+unusual4221:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163535
-	JA            fp323536
+	JE            fp164226
+	JA            fp324227
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487ed262; WORD $0xef72 // VCVTNEPS2BF16 Z15, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3538
+	JEQ           usual4229
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z5
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1836,68 +2554,124 @@ unusual3531:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3538:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3540
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3539
+usual4229:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4230
+	VPSUBW    (BX)(CX*2), Y5, Y15
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y15, K1
+	VPABSW    Y15, Y15
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y15, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y15
+	VMOVDQU16 Y15, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3540:
+noted4230:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4232
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4231
+
+ordinary4232:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3539:
-	JMP done3537
+stored4231:
+	JMP done4228
 
-fp163535:
+fp164226:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3542
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored3541
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4233
+	VPSUBW    (BX)(CX*2), Y14, Y5
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y5, K1
+	VPABSW    Y5, Y5
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y5, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y5
+	VMOVDQU16 Y5, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3542:
+noted4233:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4235
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored4234
+
+ordinary4235:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored3541:
-	JMP done3537
+stored4234:
+	JMP done4228
 
-fp323536:
-done3537:
-stored3532:
+fp324227:
+done4228:
+stored4222:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3529:
+check4219:
 	CMPQ CX, R10
-	JB   next3528
+	JB   next4218
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3528
+	JB   next4218
 
-done3497:
+done4181:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z1, (AX)
 	VMOVDQU32 Z2, 64(AX)
 	VMOVDQU32 Z3, 256(AX)
 	VMOVDQU32 Z4, 320(AX)
-	JMP       updated3493
+	JMP       updated4177
 
-plain3492:
+plain4176:
 	CMPQ CX, $0x01
-	JE   fp163544
-	JA   fp323545
+	JE   fp164237
+	JA   fp324238
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3548
+	JMP  check4241
 
-next3547:
+next4240:
 	TESTQ     AX, AX
-	JEQ       kept3549
+	JEQ       kept4242
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1907,7 +2681,7 @@ next3547:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3549:
+kept4242:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -1932,11 +2706,11 @@ kept3549:
 	VMOVUPS       Z5, (R8)(CX*4)
 	VMOVUPS       Z4, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3550
+	JNE           unusual4243
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3552
+	JEQ           usual4245
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -1946,20 +2720,48 @@ kept3549:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3552:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3551
+usual4245:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4246
+	VPSUBW    (BX)(CX*2), Y1, Y4
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y4, K1
+	VPABSW    Y4, Y4
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y4, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y4, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y4
+	VMOVDQU16 Y4, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3550:
+noted4246:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4244
+
+unusual4243:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163554
-	JA            fp323555
+	JE            fp164248
+	JA            fp324249
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3557
+	JEQ           usual4251
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -1969,57 +2771,113 @@ unusual3550:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3557:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3559
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3558
+usual4251:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4252
+	VPSUBW    (BX)(CX*2), Y1, Y4
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y4, K1
+	VPABSW    Y4, Y4
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y4, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y4, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y4
+	VMOVDQU16 Y4, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3559:
+noted4252:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4254
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4253
+
+ordinary4254:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3558:
-	JMP done3556
+stored4253:
+	JMP done4250
 
-fp163554:
+fp164248:
 	VPXORD    Y3, Y3, Y3
 	VCVTPS2PH $0x00, Z4, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3561
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored3560
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4255
+	VPSUBW    (BX)(CX*2), Y3, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3561:
+noted4255:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4257
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored4256
+
+ordinary4257:
 	VMOVDQU32 Y3, (BX)(CX*2)
 
-stored3560:
-	JMP done3556
+stored4256:
+	JMP done4250
 
-fp323555:
-done3556:
-stored3551:
+fp324249:
+done4250:
+stored4244:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3548:
+check4241:
 	CMPQ CX, R10
-	JB   next3547
+	JB   next4240
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3547
-	JMP  done3546
+	JB   next4240
+	JMP  done4239
 
-fp163544:
+fp164237:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3563
+	JMP  check4259
 
-next3562:
+next4258:
 	TESTQ     AX, AX
-	JEQ       kept3564
+	JEQ       kept4260
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2029,7 +2887,7 @@ next3562:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3564:
+kept4260:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -2053,11 +2911,11 @@ kept3564:
 	VMOVUPS       Z5, (R8)(CX*4)
 	VMOVUPS       Z4, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3565
+	JNE           unusual4261
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3567
+	JEQ           usual4263
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -2067,20 +2925,48 @@ kept3564:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3567:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3566
+usual4263:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4264
+	VPSUBW    (BX)(CX*2), Y1, Y4
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y4, K1
+	VPABSW    Y4, Y4
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y4, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y4, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y4
+	VMOVDQU16 Y4, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3565:
+noted4264:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4262
+
+unusual4261:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163569
-	JA            fp323570
+	JE            fp164266
+	JA            fp324267
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3572
+	JEQ           usual4269
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -2090,57 +2976,113 @@ unusual3565:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3572:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3574
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3573
+usual4269:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4270
+	VPSUBW    (BX)(CX*2), Y1, Y4
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y4, K1
+	VPABSW    Y4, Y4
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y4, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y4, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y4
+	VMOVDQU16 Y4, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3574:
+noted4270:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4272
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4271
+
+ordinary4272:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3573:
-	JMP done3571
+stored4271:
+	JMP done4268
 
-fp163569:
+fp164266:
 	VPXORD    Y3, Y3, Y3
 	VCVTPS2PH $0x00, Z4, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3576
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored3575
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4273
+	VPSUBW    (BX)(CX*2), Y3, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3576:
+noted4273:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4275
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored4274
+
+ordinary4275:
 	VMOVDQU32 Y3, (BX)(CX*2)
 
-stored3575:
-	JMP done3571
+stored4274:
+	JMP done4268
 
-fp323570:
-done3571:
-stored3566:
+fp324267:
+done4268:
+stored4262:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3563:
+check4259:
 	CMPQ CX, R10
-	JB   next3562
+	JB   next4258
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3562
-	JMP  done3546
+	JB   next4258
+	JMP  done4239
 
-fp323545:
+fp324238:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3578
+	JMP  check4277
 
-next3577:
+next4276:
 	TESTQ     AX, AX
-	JEQ       kept3579
+	JEQ       kept4278
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2150,7 +3092,7 @@ next3577:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3579:
+kept4278:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
@@ -2174,11 +3116,11 @@ kept3579:
 	VMOVUPS       Z5, (R8)(CX*4)
 	VMOVUPS       Z4, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3580
+	JNE           unusual4279
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3582
+	JEQ           usual4281
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -2188,20 +3130,48 @@ kept3579:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3582:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3581
+usual4281:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4282
+	VPSUBW    (BX)(CX*2), Y1, Y4
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y4, K1
+	VPABSW    Y4, Y4
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y4, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y4, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y4
+	VMOVDQU16 Y4, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3580:
+noted4282:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4280
+
+unusual4279:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163584
-	JA            fp323585
+	JE            fp164284
+	JA            fp324285
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3587
+	JEQ           usual4287
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -2211,55 +3181,111 @@ unusual3580:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3587:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3589
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3588
+usual4287:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4288
+	VPSUBW    (BX)(CX*2), Y1, Y4
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y4, K1
+	VPABSW    Y4, Y4
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y4, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y4, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y4
+	VMOVDQU16 Y4, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3589:
+noted4288:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4290
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4289
+
+ordinary4290:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3588:
-	JMP done3586
+stored4289:
+	JMP done4286
 
-fp163584:
+fp164284:
 	VPXORD    Y3, Y3, Y3
 	VCVTPS2PH $0x00, Z4, Y3
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3591
-	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored3590
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4291
+	VPSUBW    (BX)(CX*2), Y3, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3591:
+noted4291:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4293
+	VMOVNTDQ Y3, (BX)(CX*2)
+	JMP      stored4292
+
+ordinary4293:
 	VMOVDQU32 Y3, (BX)(CX*2)
 
-stored3590:
-	JMP done3586
+stored4292:
+	JMP done4286
 
-fp323585:
-done3586:
-stored3581:
+fp324285:
+done4286:
+stored4280:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3578:
+check4277:
 	CMPQ CX, R10
-	JB   next3577
+	JB   next4276
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3577
+	JB   next4276
 
-done3546:
-updated3493:
+done4239:
+updated4177:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adagradFP32FP32AVX512BF16(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
 TEXT ·adagradFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -2280,10 +3306,10 @@ TEXT ·adagradFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned3592
+	JEQ       aligned4294
 	ORQ       $0x04, DI
 
-aligned3592:
+aligned4294:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 448(AX), Z0
@@ -2301,23 +3327,23 @@ aligned3592:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain3593
+	JEQ     plain4295
 	VPXORQ  Z1, Z1, Z1
 	VPXORQ  Z2, Z2, Z2
 	VPXORQ  Z3, Z3, Z3
 	VPXORQ  Z4, Z4, Z4
 	CMPQ    CX, $0x01
-	JE      fp163596
-	JA      fp323597
+	JE      fp164298
+	JA      fp324299
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check3600
+	JMP     check4302
 
-next3599:
+next4301:
 	TESTQ     AX, AX
-	JEQ       kept3601
+	JEQ       kept4303
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z9
@@ -2327,7 +3353,7 @@ next3599:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3601:
+kept4303:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -2349,11 +3375,11 @@ kept3601:
 	VMOVUPS       Z10, (SI)(CX*4)
 	VPADDQ        Z10, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3602
+	JNE           unusual4304
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487e5262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y9
 	KORTESTW      K1, K1
-	JEQ           usual3604
+	JEQ           usual4306
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z9
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2363,20 +3389,48 @@ kept3601:
 	VPMOVDW       Z9, Y9
 	VMOVDQU32     Y9, Y9
 
-usual3604:
-	VMOVNTDQ Y9, (BX)(CX*2)
-	JMP      stored3603
+usual4306:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4307
+	VPSUBW    (BX)(CX*2), Y9, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3602:
+noted4307:
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored4305
+
+unusual4304:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163606
-	JA            fp323607
+	JE            fp164309
+	JA            fp324310
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487e5262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y9
 	KORTESTW      K1, K1
-	JEQ           usual3609
+	JEQ           usual4312
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z9
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2386,57 +3440,113 @@ unusual3602:
 	VPMOVDW       Z9, Y9
 	VMOVDQU32     Y9, Y9
 
-usual3609:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3611
-	VMOVNTDQ Y9, (BX)(CX*2)
-	JMP      stored3610
+usual4312:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4313
+	VPSUBW    (BX)(CX*2), Y9, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3611:
+noted4313:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4315
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored4314
+
+ordinary4315:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored3610:
-	JMP done3608
+stored4314:
+	JMP done4311
 
-fp163606:
+fp164309:
 	VPXORD    Y5, Y5, Y5
 	VCVTPS2PH $0x00, Z10, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3613
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored3612
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4316
+	VPSUBW    (BX)(CX*2), Y5, Y9
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y9, K1
+	VPABSW    Y9, Y9
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y9, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y9, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y9
+	VMOVDQU16 Y9, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3613:
+noted4316:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4318
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4317
+
+ordinary4318:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3612:
-	JMP done3608
+stored4317:
+	JMP done4311
 
-fp323607:
-done3608:
-stored3603:
+fp324310:
+done4311:
+stored4305:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3600:
+check4302:
 	CMPQ CX, R10
-	JB   next3599
+	JB   next4301
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3599
-	JMP  done3598
+	JB   next4301
+	JMP  done4300
 
-fp163596:
+fp164298:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3615
+	JMP  check4320
 
-next3614:
+next4319:
 	TESTQ     AX, AX
-	JEQ       kept3616
+	JEQ       kept4321
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -2446,7 +3556,7 @@ next3614:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3616:
+kept4321:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -2467,11 +3577,11 @@ kept3616:
 	VMOVUPS       Z10, (SI)(CX*4)
 	VPADDQ        Z10, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3617
+	JNE           unusual4322
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xea72 // VCVTNEPS2BF16 Z10, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3619
+	JEQ           usual4324
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z5
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2481,20 +3591,48 @@ kept3616:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3619:
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3618
+usual4324:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4325
+	VPSUBW    (BX)(CX*2), Y5, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3617:
+noted4325:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4323
+
+unusual4322:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163621
-	JA            fp323622
+	JE            fp164327
+	JA            fp324328
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xea72 // VCVTNEPS2BF16 Z10, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3624
+	JEQ           usual4330
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z5
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2504,57 +3642,113 @@ unusual3617:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3624:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3626
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3625
+usual4330:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4331
+	VPSUBW    (BX)(CX*2), Y5, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3626:
+noted4331:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4333
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4332
+
+ordinary4333:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3625:
-	JMP done3623
+stored4332:
+	JMP done4329
 
-fp163621:
+fp164327:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3628
-	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored3627
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4334
+	VPSUBW    (BX)(CX*2), Y9, Y5
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y5, K1
+	VPABSW    Y5, Y5
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y5, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y5
+	VMOVDQU16 Y5, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3628:
+noted4334:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4336
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored4335
+
+ordinary4336:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored3627:
-	JMP done3623
+stored4335:
+	JMP done4329
 
-fp323622:
-done3623:
-stored3618:
+fp324328:
+done4329:
+stored4323:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3615:
+check4320:
 	CMPQ CX, R10
-	JB   next3614
+	JB   next4319
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3614
-	JMP  done3598
+	JB   next4319
+	JMP  done4300
 
-fp323597:
+fp324299:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3630
+	JMP  check4338
 
-next3629:
+next4337:
 	TESTQ     AX, AX
-	JEQ       kept3631
+	JEQ       kept4339
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -2564,7 +3758,7 @@ next3629:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3631:
+kept4339:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -2585,11 +3779,11 @@ kept3631:
 	VMOVUPS       Z10, (SI)(CX*4)
 	VPADDQ        Z10, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3632
+	JNE           unusual4340
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xea72 // VCVTNEPS2BF16 Z10, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3634
+	JEQ           usual4342
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z5
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2599,20 +3793,48 @@ kept3631:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3634:
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3633
+usual4342:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4343
+	VPSUBW    (BX)(CX*2), Y5, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3632:
+noted4343:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4341
+
+unusual4340:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163636
-	JA            fp323637
+	JE            fp164345
+	JA            fp324346
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xea72 // VCVTNEPS2BF16 Z10, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3639
+	JEQ           usual4348
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z5
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2622,68 +3844,124 @@ unusual3632:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3639:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3641
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3640
+usual4348:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4349
+	VPSUBW    (BX)(CX*2), Y5, Y10
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y10, K1
+	VPABSW    Y10, Y10
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y10, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y10, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y10
+	VMOVDQU16 Y10, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3641:
+noted4349:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4351
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4350
+
+ordinary4351:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3640:
-	JMP done3638
+stored4350:
+	JMP done4347
 
-fp163636:
+fp164345:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3643
-	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored3642
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4352
+	VPSUBW    (BX)(CX*2), Y9, Y5
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y5, K1
+	VPABSW    Y5, Y5
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y5, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y5
+	VMOVDQU16 Y5, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3643:
+noted4352:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4354
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored4353
+
+ordinary4354:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored3642:
-	JMP done3638
+stored4353:
+	JMP done4347
 
-fp323637:
-done3638:
-stored3633:
+fp324346:
+done4347:
+stored4341:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3630:
+check4338:
 	CMPQ CX, R10
-	JB   next3629
+	JB   next4337
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3629
+	JB   next4337
 
-done3598:
+done4300:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z1, (AX)
 	VMOVDQU32 Z2, 64(AX)
 	VMOVDQU32 Z3, 256(AX)
 	VMOVDQU32 Z4, 320(AX)
-	JMP       updated3594
+	JMP       updated4296
 
-plain3593:
+plain4295:
 	CMPQ CX, $0x01
-	JE   fp163645
-	JA   fp323646
+	JE   fp164356
+	JA   fp324357
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3649
+	JMP  check4360
 
-next3648:
+next4359:
 	TESTQ     AX, AX
-	JEQ       kept3650
+	JEQ       kept4361
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2693,7 +3971,7 @@ next3648:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3650:
+kept4361:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -2711,11 +3989,11 @@ kept3650:
 	VFMADD231PS   Z6, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3651
+	JNE           unusual4362
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3653
+	JEQ           usual4364
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2725,20 +4003,48 @@ kept3650:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3653:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3652
+usual4364:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4365
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3651:
+noted4365:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4363
+
+unusual4362:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163655
-	JA            fp323656
+	JE            fp164367
+	JA            fp324368
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3658
+	JEQ           usual4370
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2748,57 +4054,113 @@ unusual3651:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3658:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3660
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3659
+usual4370:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4371
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3660:
+noted4371:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4373
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4372
+
+ordinary4373:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3659:
-	JMP done3657
+stored4372:
+	JMP done4369
 
-fp163655:
+fp164367:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3662
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3661
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4374
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3662:
+noted4374:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4376
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4375
+
+ordinary4376:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3661:
-	JMP done3657
+stored4375:
+	JMP done4369
 
-fp323656:
-done3657:
-stored3652:
+fp324368:
+done4369:
+stored4363:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3649:
+check4360:
 	CMPQ CX, R10
-	JB   next3648
+	JB   next4359
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3648
-	JMP  done3647
+	JB   next4359
+	JMP  done4358
 
-fp163645:
+fp164356:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3664
+	JMP  check4378
 
-next3663:
+next4377:
 	TESTQ     AX, AX
-	JEQ       kept3665
+	JEQ       kept4379
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2808,7 +4170,7 @@ next3663:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3665:
+kept4379:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -2825,11 +4187,11 @@ kept3665:
 	VFMADD231PS   Z6, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3666
+	JNE           unusual4380
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3668
+	JEQ           usual4382
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2839,20 +4201,48 @@ kept3665:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3668:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3667
+usual4382:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4383
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3666:
+noted4383:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4381
+
+unusual4380:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163670
-	JA            fp323671
+	JE            fp164385
+	JA            fp324386
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3673
+	JEQ           usual4388
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2862,57 +4252,113 @@ unusual3666:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3673:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3675
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3674
+usual4388:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4389
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3675:
+noted4389:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4391
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4390
+
+ordinary4391:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3674:
-	JMP done3672
+stored4390:
+	JMP done4387
 
-fp163670:
+fp164385:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3677
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3676
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4392
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3677:
+noted4392:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4394
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4393
+
+ordinary4394:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3676:
-	JMP done3672
+stored4393:
+	JMP done4387
 
-fp323671:
-done3672:
-stored3667:
+fp324386:
+done4387:
+stored4381:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3664:
+check4378:
 	CMPQ CX, R10
-	JB   next3663
+	JB   next4377
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3663
-	JMP  done3647
+	JB   next4377
+	JMP  done4358
 
-fp323646:
+fp324357:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3679
+	JMP  check4396
 
-next3678:
+next4395:
 	TESTQ     AX, AX
-	JEQ       kept3680
+	JEQ       kept4397
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2922,7 +4368,7 @@ next3678:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3680:
+kept4397:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
@@ -2939,11 +4385,11 @@ kept3680:
 	VFMADD231PS   Z6, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3681
+	JNE           unusual4398
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3683
+	JEQ           usual4400
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2953,20 +4399,48 @@ kept3680:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3683:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3682
+usual4400:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4401
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3681:
+noted4401:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4399
+
+unusual4398:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163685
-	JA            fp323686
+	JE            fp164403
+	JA            fp324404
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3688
+	JEQ           usual4406
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2976,55 +4450,111 @@ unusual3681:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3688:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3690
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3689
+usual4406:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4407
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3690:
+noted4407:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4409
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4408
+
+ordinary4409:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3689:
-	JMP done3687
+stored4408:
+	JMP done4405
 
-fp163685:
+fp164403:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3692
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3691
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4410
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3692:
+noted4410:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4412
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4411
+
+ordinary4412:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3691:
-	JMP done3687
+stored4411:
+	JMP done4405
 
-fp323686:
-done3687:
-stored3682:
+fp324404:
+done4405:
+stored4399:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3679:
+check4396:
 	CMPQ CX, R10
-	JB   next3678
+	JB   next4395
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3678
+	JB   next4395
 
-done3647:
-updated3594:
+done4358:
+updated4296:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func sgdFP32FP32AVX512BF16(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
 TEXT ·sgdFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -3045,10 +4575,10 @@ TEXT ·sgdFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned3693
+	JEQ       aligned4413
 	ORQ       $0x04, DI
 
-aligned3693:
+aligned4413:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z0
@@ -3070,23 +4600,23 @@ aligned3693:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain3694
+	JEQ     plain4414
 	VPXORQ  Z1, Z1, Z1
 	VPXORQ  Z2, Z2, Z2
 	VPXORQ  Z3, Z3, Z3
 	VPXORQ  Z4, Z4, Z4
 	CMPQ    CX, $0x01
-	JE      fp163697
-	JA      fp323698
+	JE      fp164417
+	JA      fp324418
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check3701
+	JMP     check4421
 
-next3700:
+next4420:
 	TESTQ     AX, AX
-	JEQ       kept3702
+	JEQ       kept4422
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z13
@@ -3096,7 +4626,7 @@ next3700:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3702:
+kept4422:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -3118,11 +4648,11 @@ kept3702:
 	VMOVUPS       Z14, (SI)(CX*4)
 	VPADDQ        Z14, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3703
+	JNE           unusual4423
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487e5262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y13
 	KORTESTW      K1, K1
-	JEQ           usual3705
+	JEQ           usual4425
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z13
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3132,20 +4662,48 @@ kept3702:
 	VPMOVDW       Z13, Y13
 	VMOVDQU32     Y13, Y13
 
-usual3705:
-	VMOVNTDQ Y13, (BX)(CX*2)
-	JMP      stored3704
+usual4425:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4426
+	VPSUBW    (BX)(CX*2), Y13, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3703:
+noted4426:
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored4424
+
+unusual4423:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163707
-	JA            fp323708
+	JE            fp164428
+	JA            fp324429
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487e5262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y13
 	KORTESTW      K1, K1
-	JEQ           usual3710
+	JEQ           usual4431
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z13
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3155,57 +4713,113 @@ unusual3703:
 	VPMOVDW       Z13, Y13
 	VMOVDQU32     Y13, Y13
 
-usual3710:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3712
-	VMOVNTDQ Y13, (BX)(CX*2)
-	JMP      stored3711
+usual4431:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4432
+	VPSUBW    (BX)(CX*2), Y13, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3712:
+noted4432:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4434
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored4433
+
+ordinary4434:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored3711:
-	JMP done3709
+stored4433:
+	JMP done4430
 
-fp163707:
+fp164428:
 	VPXORD    Y5, Y5, Y5
 	VCVTPS2PH $0x00, Z14, Y5
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3714
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored3713
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4435
+	VPSUBW    (BX)(CX*2), Y5, Y13
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y13, K1
+	VPABSW    Y13, Y13
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y13, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y13
+	VMOVDQU16 Y13, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3714:
+noted4435:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4437
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4436
+
+ordinary4437:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3713:
-	JMP done3709
+stored4436:
+	JMP done4430
 
-fp323708:
-done3709:
-stored3704:
+fp324429:
+done4430:
+stored4424:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3701:
+check4421:
 	CMPQ CX, R10
-	JB   next3700
+	JB   next4420
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3700
-	JMP  done3699
+	JB   next4420
+	JMP  done4419
 
-fp163697:
+fp164417:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3716
+	JMP  check4439
 
-next3715:
+next4438:
 	TESTQ     AX, AX
-	JEQ       kept3717
+	JEQ       kept4440
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -3215,7 +4829,7 @@ next3715:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3717:
+kept4440:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -3236,11 +4850,11 @@ kept3717:
 	VMOVUPS       Z14, (SI)(CX*4)
 	VPADDQ        Z14, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3718
+	JNE           unusual4441
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487ed262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3720
+	JEQ           usual4443
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z5
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3250,20 +4864,48 @@ kept3717:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3720:
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3719
+usual4443:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4444
+	VPSUBW    (BX)(CX*2), Y5, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3718:
+noted4444:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4442
+
+unusual4441:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163722
-	JA            fp323723
+	JE            fp164446
+	JA            fp324447
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487ed262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3725
+	JEQ           usual4449
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z5
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3273,57 +4915,113 @@ unusual3718:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3725:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3727
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3726
+usual4449:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4450
+	VPSUBW    (BX)(CX*2), Y5, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3727:
+noted4450:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4452
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4451
+
+ordinary4452:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3726:
-	JMP done3724
+stored4451:
+	JMP done4448
 
-fp163722:
+fp164446:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3729
-	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored3728
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4453
+	VPSUBW    (BX)(CX*2), Y13, Y5
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y5, K1
+	VPABSW    Y5, Y5
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y5, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y5
+	VMOVDQU16 Y5, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3729:
+noted4453:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4455
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored4454
+
+ordinary4455:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored3728:
-	JMP done3724
+stored4454:
+	JMP done4448
 
-fp323723:
-done3724:
-stored3719:
+fp324447:
+done4448:
+stored4442:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3716:
+check4439:
 	CMPQ CX, R10
-	JB   next3715
+	JB   next4438
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3715
-	JMP  done3699
+	JB   next4438
+	JMP  done4419
 
-fp323698:
+fp324418:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3731
+	JMP  check4457
 
-next3730:
+next4456:
 	TESTQ     AX, AX
-	JEQ       kept3732
+	JEQ       kept4458
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -3333,7 +5031,7 @@ next3730:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3732:
+kept4458:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -3354,11 +5052,11 @@ kept3732:
 	VMOVUPS       Z14, (SI)(CX*4)
 	VPADDQ        Z14, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3733
+	JNE           unusual4459
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487ed262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3735
+	JEQ           usual4461
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z5
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3368,20 +5066,48 @@ kept3732:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3735:
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3734
+usual4461:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4462
+	VPSUBW    (BX)(CX*2), Y5, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3733:
+noted4462:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4460
+
+unusual4459:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163737
-	JA            fp323738
+	JE            fp164464
+	JA            fp324465
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487ed262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3740
+	JEQ           usual4467
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z5
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3391,68 +5117,124 @@ unusual3733:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3740:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3742
-	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3741
+usual4467:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4468
+	VPSUBW    (BX)(CX*2), Y5, Y14
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y14, K1
+	VPABSW    Y14, Y14
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y14, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y14
+	VMOVDQU16 Y14, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3742:
+noted4468:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4470
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored4469
+
+ordinary4470:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3741:
-	JMP done3739
+stored4469:
+	JMP done4466
 
-fp163737:
+fp164464:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3744
-	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored3743
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4471
+	VPSUBW    (BX)(CX*2), Y13, Y5
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y5, K1
+	VPABSW    Y5, Y5
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y5, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y5
+	VMOVDQU16 Y5, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3744:
+noted4471:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4473
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored4472
+
+ordinary4473:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored3743:
-	JMP done3739
+stored4472:
+	JMP done4466
 
-fp323738:
-done3739:
-stored3734:
+fp324465:
+done4466:
+stored4460:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3731:
+check4457:
 	CMPQ CX, R10
-	JB   next3730
+	JB   next4456
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3730
+	JB   next4456
 
-done3699:
+done4419:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z1, (AX)
 	VMOVDQU32 Z2, 64(AX)
 	VMOVDQU32 Z3, 256(AX)
 	VMOVDQU32 Z4, 320(AX)
-	JMP       updated3695
+	JMP       updated4415
 
-plain3694:
+plain4414:
 	CMPQ CX, $0x01
-	JE   fp163746
-	JA   fp323747
+	JE   fp164475
+	JA   fp324476
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3750
+	JMP  check4479
 
-next3749:
+next4478:
 	TESTQ     AX, AX
-	JEQ       kept3751
+	JEQ       kept4480
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -3462,7 +5244,7 @@ next3749:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3751:
+kept4480:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -3480,11 +5262,11 @@ kept3751:
 	VFMADD231PS   Z9, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3752
+	JNE           unusual4481
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3754
+	JEQ           usual4483
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3494,20 +5276,48 @@ kept3751:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3754:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3753
+usual4483:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4484
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3752:
+noted4484:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4482
+
+unusual4481:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163756
-	JA            fp323757
+	JE            fp164486
+	JA            fp324487
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3759
+	JEQ           usual4489
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3517,57 +5327,113 @@ unusual3752:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3759:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3761
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3760
+usual4489:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4490
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3761:
+noted4490:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4492
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4491
+
+ordinary4492:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3760:
-	JMP done3758
+stored4491:
+	JMP done4488
 
-fp163756:
+fp164486:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3763
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3762
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4493
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3763:
+noted4493:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4495
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4494
+
+ordinary4495:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3762:
-	JMP done3758
+stored4494:
+	JMP done4488
 
-fp323757:
-done3758:
-stored3753:
+fp324487:
+done4488:
+stored4482:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3750:
+check4479:
 	CMPQ CX, R10
-	JB   next3749
+	JB   next4478
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3749
-	JMP  done3748
+	JB   next4478
+	JMP  done4477
 
-fp163746:
+fp164475:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3765
+	JMP  check4497
 
-next3764:
+next4496:
 	TESTQ     AX, AX
-	JEQ       kept3766
+	JEQ       kept4498
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -3577,7 +5443,7 @@ next3764:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3766:
+kept4498:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -3594,11 +5460,11 @@ kept3766:
 	VFMADD231PS   Z9, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3767
+	JNE           unusual4499
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3769
+	JEQ           usual4501
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3608,20 +5474,48 @@ kept3766:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3769:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3768
+usual4501:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4502
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3767:
+noted4502:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4500
+
+unusual4499:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163771
-	JA            fp323772
+	JE            fp164504
+	JA            fp324505
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3774
+	JEQ           usual4507
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3631,57 +5525,113 @@ unusual3767:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3774:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3776
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3775
+usual4507:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4508
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3776:
+noted4508:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4510
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4509
+
+ordinary4510:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3775:
-	JMP done3773
+stored4509:
+	JMP done4506
 
-fp163771:
+fp164504:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3778
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3777
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4511
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3778:
+noted4511:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4513
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4512
+
+ordinary4513:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3777:
-	JMP done3773
+stored4512:
+	JMP done4506
 
-fp323772:
-done3773:
-stored3768:
+fp324505:
+done4506:
+stored4500:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3765:
+check4497:
 	CMPQ CX, R10
-	JB   next3764
+	JB   next4496
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3764
-	JMP  done3748
+	JB   next4496
+	JMP  done4477
 
-fp323747:
+fp324476:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3780
+	JMP  check4515
 
-next3779:
+next4514:
 	TESTQ     AX, AX
-	JEQ       kept3781
+	JEQ       kept4516
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -3691,7 +5641,7 @@ next3779:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3781:
+kept4516:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
@@ -3708,11 +5658,11 @@ kept3781:
 	VFMADD231PS   Z9, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3782
+	JNE           unusual4517
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3784
+	JEQ           usual4519
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3722,20 +5672,48 @@ kept3781:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3784:
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3783
+usual4519:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4520
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-unusual3782:
+noted4520:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4518
+
+unusual4517:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163786
-	JA            fp323787
+	JE            fp164522
+	JA            fp324523
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3789
+	JEQ           usual4525
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3745,55 +5723,111 @@ unusual3782:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3789:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3791
-	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3790
+usual4525:
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4526
+	VPSUBW    (BX)(CX*2), Y1, Y3
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y3, K1
+	VPABSW    Y3, Y3
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y3, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y3
+	VMOVDQU16 Y3, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3791:
+noted4526:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4528
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored4527
+
+ordinary4528:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3790:
-	JMP done3788
+stored4527:
+	JMP done4524
 
-fp163786:
+fp164522:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
-	TESTQ     $0x00000004, DI
-	JNE       ordinary3793
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3792
+	MOVQ      a+0(FP), R12
+	MOVQ      144(R12), R12
+	TESTQ     R12, R12
+	JEQ       noted4529
+	VPSUBW    (BX)(CX*2), Y2, Y1
+	MOVQ      CX, R12
+	SHRQ      $0x02, R12
+	MOVQ      a+0(FP), R13
+	MOVQ      144(R13), R13
+	ADDQ      R13, R12
+	VPMOVW2M  Y1, K1
+	VPABSW    Y1, Y1
+	VPCMPUW   $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW      K2, K1, K1
+	KMOVW     K1, 2(R12)
+	VPCMPEQW  pattern00010001<>+0(SB), Y1, K1
+	KMOVW     K1, (R12)
+	KORTESTW  K2, K2
+	MOVQ      a+0(FP), R12
+	MOVQ      152(R12), R13
+	VMOVDQU16 (BX)(CX*2), Y1
+	VMOVDQU16 Y1, (R13)
+	SETNE     R13
+	MOVBLZX   R13, R13
+	SHLQ      $0x05, R13
+	ADDQ      R13, 152(R12)
 
-ordinary3793:
+noted4529:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4531
+	VMOVNTDQ Y2, (BX)(CX*2)
+	JMP      stored4530
+
+ordinary4531:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3792:
-	JMP done3788
+stored4530:
+	JMP done4524
 
-fp323787:
-done3788:
-stored3783:
+fp324523:
+done4524:
+stored4518:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3780:
+check4515:
 	CMPQ CX, R10
-	JB   next3779
+	JB   next4514
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3779
+	JB   next4514
 
-done3748:
-updated3695:
+done4477:
+updated4415:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adamFP32BF16AVX512BF16(a *Arguments)
-// Requires: AVX, AVX512F, AVX512_BF16, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
 TEXT ·adamFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -3817,10 +5851,10 @@ TEXT ·adamFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned3794
+	JEQ       aligned4532
 	ORQ       $0x04, DI
 
-aligned3794:
+aligned4532:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -3849,7 +5883,7 @@ aligned3794:
 	MOVQ         a+0(FP), R13
 	MOVQ         40(R13), R13
 	TESTQ        R13, R13
-	JEQ          plain3795
+	JEQ          plain4533
 	VPXORQ       Z15, Z15, Z15
 	VPXORQ       Z16, Z16, Z16
 	VPXORQ       Z17, Z17, Z17
@@ -3857,17 +5891,17 @@ aligned3794:
 	VPXORQ       Z19, Z19, Z19
 	VPXORQ       Z20, Z20, Z20
 	CMPQ         CX, $0x01
-	JE           fp163798
-	JA           fp323799
+	JE           fp164536
+	JA           fp324537
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check3802
+	JMP          check4540
 
-next3801:
+next4539:
 	TESTQ     AX, AX
-	JEQ       kept3803
+	JEQ       kept4541
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z21
@@ -3881,7 +5915,7 @@ next3801:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3803:
+kept4541:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -3957,11 +5991,11 @@ kept3803:
 	VMOVUPS        Z23, 64(SI)(CX*4)
 	VPADDQ         Z23, Z16, Z16
 	TESTQ          DI, DI
-	JNE            unusual3804
+	JNE            unusual4542
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3806
+	JEQ            usual4544
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -3976,20 +6010,71 @@ kept3803:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3806:
-	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3805
+usual4544:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4545
+	VPSUBW        (BX)(CX*2), Y21, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z21, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual3804:
+noted4545:
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored4543
+
+unusual4542:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163808
-	JA             fp323809
+	JE             fp164547
+	JA             fp324548
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3811
+	JEQ            usual4550
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -4004,63 +6089,165 @@ unusual3804:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3811:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3813
-	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3812
+usual4550:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4551
+	VPSUBW        (BX)(CX*2), Y21, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z21, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3813:
+noted4551:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4553
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored4552
+
+ordinary4553:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored3812:
-	JMP done3810
+stored4552:
+	JMP done4549
 
-fp163808:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
-	VPERMI2PS    Z27, Z26, Z21
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
-	VPERMI2PS    Z27, Z26, Z23
-	VPXORD       Z22, Z22, Z22
-	VCVTPS2PH    $0x00, Z21, Y22
-	VCVTPS2PH    $0x00, Z23, Y21
-	VINSERTI64X4 $0x01, Y21, Z22, Z22
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3815
-	VMOVNTDQ     Z22, (BX)(CX*2)
-	JMP          stored3814
+fp164547:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
+	VPERMI2PS     Z27, Z26, Z21
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
+	VPERMI2PS     Z27, Z26, Z23
+	VPXORD        Z22, Z22, Z22
+	VCVTPS2PH     $0x00, Z21, Y22
+	VCVTPS2PH     $0x00, Z23, Y21
+	VINSERTI64X4  $0x01, Y21, Z22, Z22
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4554
+	VPSUBW        (BX)(CX*2), Y22, Y21
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y21, K1
+	VPABSW        Y21, Y21
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y21, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y21, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y21
+	VMOVDQU16     Y21, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z22, Y21
+	VPSUBW        32(BX)(CX*2), Y21, Y21
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y21, K1
+	VPABSW        Y21, Y21
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y21, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y21, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y21
+	VMOVDQU16     Y21, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3815:
+noted4554:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4556
+	VMOVNTDQ Z22, (BX)(CX*2)
+	JMP      stored4555
+
+ordinary4556:
 	VMOVDQU32 Z22, (BX)(CX*2)
 
-stored3814:
-	JMP done3810
+stored4555:
+	JMP done4549
 
-fp323809:
-done3810:
-stored3805:
+fp324548:
+done4549:
+stored4543:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3802:
+check4540:
 	CMPQ CX, R11
-	JB   next3801
+	JB   next4539
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3801
-	JMP  done3800
+	JB   next4539
+	JMP  done4538
 
-fp163798:
+fp164536:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3817
+	JMP  check4558
 
-next3816:
+next4557:
 	TESTQ     AX, AX
-	JEQ       kept3818
+	JEQ       kept4559
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z21
@@ -4074,7 +6261,7 @@ next3816:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3818:
+kept4559:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -4153,11 +6340,11 @@ kept3818:
 	VMOVUPS        Z23, 64(SI)(CX*4)
 	VPADDQ         Z23, Z16, Z16
 	TESTQ          DI, DI
-	JNE            unusual3819
+	JNE            unusual4560
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3821
+	JEQ            usual4562
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -4172,20 +6359,71 @@ kept3818:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3821:
-	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3820
+usual4562:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4563
+	VPSUBW        (BX)(CX*2), Y21, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z21, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual3819:
+noted4563:
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored4561
+
+unusual4560:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163823
-	JA             fp323824
+	JE             fp164565
+	JA             fp324566
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3826
+	JEQ            usual4568
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -4200,63 +6438,165 @@ unusual3819:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3826:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3828
-	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3827
+usual4568:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4569
+	VPSUBW        (BX)(CX*2), Y21, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z21, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3828:
+noted4569:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4571
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored4570
+
+ordinary4571:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored3827:
-	JMP done3825
+stored4570:
+	JMP done4567
 
-fp163823:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
-	VPERMI2PS    Z27, Z26, Z21
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
-	VPERMI2PS    Z27, Z26, Z23
-	VPXORD       Z22, Z22, Z22
-	VCVTPS2PH    $0x00, Z21, Y22
-	VCVTPS2PH    $0x00, Z23, Y21
-	VINSERTI64X4 $0x01, Y21, Z22, Z22
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3830
-	VMOVNTDQ     Z22, (BX)(CX*2)
-	JMP          stored3829
+fp164565:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
+	VPERMI2PS     Z27, Z26, Z21
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
+	VPERMI2PS     Z27, Z26, Z23
+	VPXORD        Z22, Z22, Z22
+	VCVTPS2PH     $0x00, Z21, Y22
+	VCVTPS2PH     $0x00, Z23, Y21
+	VINSERTI64X4  $0x01, Y21, Z22, Z22
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4572
+	VPSUBW        (BX)(CX*2), Y22, Y21
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y21, K1
+	VPABSW        Y21, Y21
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y21, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y21, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y21
+	VMOVDQU16     Y21, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z22, Y21
+	VPSUBW        32(BX)(CX*2), Y21, Y21
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y21, K1
+	VPABSW        Y21, Y21
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y21, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y21, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y21
+	VMOVDQU16     Y21, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3830:
+noted4572:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4574
+	VMOVNTDQ Z22, (BX)(CX*2)
+	JMP      stored4573
+
+ordinary4574:
 	VMOVDQU32 Z22, (BX)(CX*2)
 
-stored3829:
-	JMP done3825
+stored4573:
+	JMP done4567
 
-fp323824:
-done3825:
-stored3820:
+fp324566:
+done4567:
+stored4561:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3817:
+check4558:
 	CMPQ CX, R11
-	JB   next3816
+	JB   next4557
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3816
-	JMP  done3800
+	JB   next4557
+	JMP  done4538
 
-fp323799:
+fp324537:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3832
+	JMP  check4576
 
-next3831:
+next4575:
 	TESTQ     AX, AX
-	JEQ       kept3833
+	JEQ       kept4577
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z21
@@ -4270,7 +6610,7 @@ next3831:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3833:
+kept4577:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -4350,11 +6690,11 @@ kept3833:
 	VMOVUPS        Z23, 64(SI)(CX*4)
 	VPADDQ         Z23, Z16, Z16
 	TESTQ          DI, DI
-	JNE            unusual3834
+	JNE            unusual4578
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3836
+	JEQ            usual4580
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -4369,20 +6709,71 @@ kept3833:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3836:
-	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3835
+usual4580:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4581
+	VPSUBW        (BX)(CX*2), Y21, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z21, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual3834:
+noted4581:
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored4579
+
+unusual4578:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163838
-	JA             fp323839
+	JE             fp164583
+	JA             fp324584
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3841
+	JEQ            usual4586
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -4397,53 +6788,155 @@ unusual3834:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3841:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3843
-	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3842
+usual4586:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4587
+	VPSUBW        (BX)(CX*2), Y21, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z21, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3843:
+noted4587:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4589
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored4588
+
+ordinary4589:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored3842:
-	JMP done3840
+stored4588:
+	JMP done4585
 
-fp163838:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
-	VPERMI2PS    Z27, Z26, Z21
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
-	VPERMI2PS    Z27, Z26, Z23
-	VPXORD       Z22, Z22, Z22
-	VCVTPS2PH    $0x00, Z21, Y22
-	VCVTPS2PH    $0x00, Z23, Y21
-	VINSERTI64X4 $0x01, Y21, Z22, Z22
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3845
-	VMOVNTDQ     Z22, (BX)(CX*2)
-	JMP          stored3844
+fp164583:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
+	VPERMI2PS     Z27, Z26, Z21
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
+	VPERMI2PS     Z27, Z26, Z23
+	VPXORD        Z22, Z22, Z22
+	VCVTPS2PH     $0x00, Z21, Y22
+	VCVTPS2PH     $0x00, Z23, Y21
+	VINSERTI64X4  $0x01, Y21, Z22, Z22
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4590
+	VPSUBW        (BX)(CX*2), Y22, Y21
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y21, K1
+	VPABSW        Y21, Y21
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y21, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y21, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y21
+	VMOVDQU16     Y21, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z22, Y21
+	VPSUBW        32(BX)(CX*2), Y21, Y21
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y21, K1
+	VPABSW        Y21, Y21
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y21, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y21, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y21
+	VMOVDQU16     Y21, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3845:
+noted4590:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4592
+	VMOVNTDQ Z22, (BX)(CX*2)
+	JMP      stored4591
+
+ordinary4592:
 	VMOVDQU32 Z22, (BX)(CX*2)
 
-stored3844:
-	JMP done3840
+stored4591:
+	JMP done4585
 
-fp323839:
-done3840:
-stored3835:
+fp324584:
+done4585:
+stored4579:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3832:
+check4576:
 	CMPQ CX, R11
-	JB   next3831
+	JB   next4575
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3831
+	JB   next4575
 
-done3800:
+done4538:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z15, (AX)
@@ -4452,21 +6945,21 @@ done3800:
 	VMOVDQU32 Z18, 320(AX)
 	VMOVDQU32 Z19, 384(AX)
 	VMOVDQU32 Z20, 448(AX)
-	JMP       updated3796
+	JMP       updated4534
 
-plain3795:
+plain4533:
 	CMPQ CX, $0x01
-	JE   fp163847
-	JA   fp323848
+	JE   fp164594
+	JA   fp324595
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3851
+	JMP  check4598
 
-next3850:
+next4597:
 	TESTQ     AX, AX
-	JEQ       kept3852
+	JEQ       kept4599
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -4480,7 +6973,7 @@ next3850:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3852:
+kept4599:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -4548,11 +7041,11 @@ kept3852:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3853
+	JNE            unusual4600
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3855
+	JEQ            usual4602
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4567,20 +7060,71 @@ kept3852:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3855:
-	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3854
+usual4602:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4603
+	VPSUBW        (BX)(CX*2), Y15, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual3853:
+noted4603:
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4601
+
+unusual4600:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163857
-	JA             fp323858
+	JE             fp164605
+	JA             fp324606
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3860
+	JEQ            usual4608
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4595,63 +7139,165 @@ unusual3853:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3860:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3862
-	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3861
+usual4608:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4609
+	VPSUBW        (BX)(CX*2), Y15, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3862:
+noted4609:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4611
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4610
+
+ordinary4611:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored3861:
-	JMP done3859
+stored4610:
+	JMP done4607
 
-fp163857:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS    Z21, Z20, Z15
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS    Z21, Z20, Z17
-	VPXORD       Z16, Z16, Z16
-	VCVTPS2PH    $0x00, Z15, Y16
-	VCVTPS2PH    $0x00, Z17, Y15
-	VINSERTI64X4 $0x01, Y15, Z16, Z16
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3864
-	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored3863
+fp164605:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS     Z21, Z20, Z15
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS     Z21, Z20, Z17
+	VPXORD        Z16, Z16, Z16
+	VCVTPS2PH     $0x00, Z15, Y16
+	VCVTPS2PH     $0x00, Z17, Y15
+	VINSERTI64X4  $0x01, Y15, Z16, Z16
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4612
+	VPSUBW        (BX)(CX*2), Y16, Y15
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z16, Y15
+	VPSUBW        32(BX)(CX*2), Y15, Y15
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3864:
+noted4612:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4614
+	VMOVNTDQ Z16, (BX)(CX*2)
+	JMP      stored4613
+
+ordinary4614:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored3863:
-	JMP done3859
+stored4613:
+	JMP done4607
 
-fp323858:
-done3859:
-stored3854:
+fp324606:
+done4607:
+stored4601:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3851:
+check4598:
 	CMPQ CX, R11
-	JB   next3850
+	JB   next4597
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3850
-	JMP  done3849
+	JB   next4597
+	JMP  done4596
 
-fp163847:
+fp164594:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3866
+	JMP  check4616
 
-next3865:
+next4615:
 	TESTQ     AX, AX
-	JEQ       kept3867
+	JEQ       kept4617
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -4665,7 +7311,7 @@ next3865:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3867:
+kept4617:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -4736,11 +7382,11 @@ kept3867:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3868
+	JNE            unusual4618
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3870
+	JEQ            usual4620
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4755,20 +7401,71 @@ kept3867:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3870:
-	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3869
+usual4620:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4621
+	VPSUBW        (BX)(CX*2), Y15, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual3868:
+noted4621:
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4619
+
+unusual4618:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163872
-	JA             fp323873
+	JE             fp164623
+	JA             fp324624
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3875
+	JEQ            usual4626
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4783,63 +7480,165 @@ unusual3868:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3875:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3877
-	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3876
+usual4626:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4627
+	VPSUBW        (BX)(CX*2), Y15, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3877:
+noted4627:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4629
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4628
+
+ordinary4629:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored3876:
-	JMP done3874
+stored4628:
+	JMP done4625
 
-fp163872:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS    Z21, Z20, Z15
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS    Z21, Z20, Z17
-	VPXORD       Z16, Z16, Z16
-	VCVTPS2PH    $0x00, Z15, Y16
-	VCVTPS2PH    $0x00, Z17, Y15
-	VINSERTI64X4 $0x01, Y15, Z16, Z16
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3879
-	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored3878
+fp164623:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS     Z21, Z20, Z15
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS     Z21, Z20, Z17
+	VPXORD        Z16, Z16, Z16
+	VCVTPS2PH     $0x00, Z15, Y16
+	VCVTPS2PH     $0x00, Z17, Y15
+	VINSERTI64X4  $0x01, Y15, Z16, Z16
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4630
+	VPSUBW        (BX)(CX*2), Y16, Y15
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z16, Y15
+	VPSUBW        32(BX)(CX*2), Y15, Y15
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3879:
+noted4630:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4632
+	VMOVNTDQ Z16, (BX)(CX*2)
+	JMP      stored4631
+
+ordinary4632:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored3878:
-	JMP done3874
+stored4631:
+	JMP done4625
 
-fp323873:
-done3874:
-stored3869:
+fp324624:
+done4625:
+stored4619:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3866:
+check4616:
 	CMPQ CX, R11
-	JB   next3865
+	JB   next4615
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3865
-	JMP  done3849
+	JB   next4615
+	JMP  done4596
 
-fp323848:
+fp324595:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3881
+	JMP  check4634
 
-next3880:
+next4633:
 	TESTQ     AX, AX
-	JEQ       kept3882
+	JEQ       kept4635
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -4853,7 +7652,7 @@ next3880:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3882:
+kept4635:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -4925,11 +7724,11 @@ kept3882:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3883
+	JNE            unusual4636
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3885
+	JEQ            usual4638
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4944,20 +7743,71 @@ kept3882:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3885:
-	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3884
+usual4638:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4639
+	VPSUBW        (BX)(CX*2), Y15, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual3883:
+noted4639:
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4637
+
+unusual4636:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163887
-	JA             fp323888
+	JE             fp164641
+	JA             fp324642
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3890
+	JEQ            usual4644
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4972,61 +7822,163 @@ unusual3883:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3890:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3892
-	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3891
+usual4644:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4645
+	VPSUBW        (BX)(CX*2), Y15, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z15, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3892:
+noted4645:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4647
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4646
+
+ordinary4647:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored3891:
-	JMP done3889
+stored4646:
+	JMP done4643
 
-fp163887:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS    Z21, Z20, Z15
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS    Z21, Z20, Z17
-	VPXORD       Z16, Z16, Z16
-	VCVTPS2PH    $0x00, Z15, Y16
-	VCVTPS2PH    $0x00, Z17, Y15
-	VINSERTI64X4 $0x01, Y15, Z16, Z16
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3894
-	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored3893
+fp164641:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS     Z21, Z20, Z15
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS     Z21, Z20, Z17
+	VPXORD        Z16, Z16, Z16
+	VCVTPS2PH     $0x00, Z15, Y16
+	VCVTPS2PH     $0x00, Z17, Y15
+	VINSERTI64X4  $0x01, Y15, Z16, Z16
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted4648
+	VPSUBW        (BX)(CX*2), Y16, Y15
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, (R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z16, Y15
+	VPSUBW        32(BX)(CX*2), Y15, Y15
+	MOVQ          CX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, 4(R13)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary3894:
+noted4648:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4650
+	VMOVNTDQ Z16, (BX)(CX*2)
+	JMP      stored4649
+
+ordinary4650:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored3893:
-	JMP done3889
+stored4649:
+	JMP done4643
 
-fp323888:
-done3889:
-stored3884:
+fp324642:
+done4643:
+stored4637:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3881:
+check4634:
 	CMPQ CX, R11
-	JB   next3880
+	JB   next4633
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3880
+	JB   next4633
 
-done3849:
-updated3796:
+done4596:
+updated4534:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func lionFP32BF16AVX512BF16(a *Arguments)
-// Requires: AVX, AVX512DQ, AVX512F, AVX512_BF16, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
 TEXT ·lionFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -5050,10 +8002,10 @@ TEXT ·lionFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned3895
+	JEQ       aligned4651
 	ORQ       $0x04, DI
 
-aligned3895:
+aligned4651:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z2
@@ -5075,23 +8027,23 @@ aligned3895:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain3896
+	JEQ     plain4652
 	VPXORQ  Z3, Z3, Z3
 	VPXORQ  Z4, Z4, Z4
 	VPXORQ  Z5, Z5, Z5
 	VPXORQ  Z6, Z6, Z6
 	CMPQ    CX, $0x01
-	JE      fp163899
-	JA      fp323900
+	JE      fp164655
+	JA      fp324656
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check3903
+	JMP     check4659
 
-next3902:
+next4658:
 	TESTQ     AX, AX
-	JEQ       kept3904
+	JEQ       kept4660
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z17
@@ -5103,7 +8055,7 @@ next3902:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3904:
+kept4660:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -5168,11 +8120,11 @@ kept3904:
 	VMOVUPS        Z18, 64(SI)(CX*4)
 	VPADDQ         Z18, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual3905
+	JNE            unusual4661
 	VCMPPS         $0x03, Z17, Z18, K1
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K1, K1
-	JEQ            usual3907
+	JEQ            usual4663
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z17
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5187,20 +8139,71 @@ kept3904:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z17
 	VMOVDQU32      Z17, Z17
 
-usual3907:
-	VMOVNTDQ Z17, (BX)(CX*2)
-	JMP      stored3906
+usual4663:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4664
+	VPSUBW        (BX)(CX*2), Y17, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual3905:
+noted4664:
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored4662
+
+unusual4661:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163909
-	JA             fp323910
+	JE             fp164666
+	JA             fp324667
 	VCMPPS         $0x03, Z17, Z18, K1
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K1, K1
-	JEQ            usual3912
+	JEQ            usual4669
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z17
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5215,63 +8218,165 @@ unusual3905:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z17
 	VMOVDQU32      Z17, Z17
 
-usual3912:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3914
-	VMOVNTDQ Z17, (BX)(CX*2)
-	JMP      stored3913
+usual4669:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4670
+	VPSUBW        (BX)(CX*2), Y17, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3914:
+noted4670:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4672
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored4671
+
+ordinary4672:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored3913:
-	JMP done3911
+stored4671:
+	JMP done4668
 
-fp163909:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS    Z22, Z21, Z17
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z22, Z21, Z18
-	VPXORD       Z9, Z9, Z9
-	VCVTPS2PH    $0x00, Z17, Y9
-	VCVTPS2PH    $0x00, Z18, Y17
-	VINSERTI64X4 $0x01, Y17, Z9, Z9
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3916
-	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored3915
+fp164666:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z22, Z21, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VPXORD        Z9, Z9, Z9
+	VCVTPS2PH     $0x00, Z17, Y9
+	VCVTPS2PH     $0x00, Z18, Y17
+	VINSERTI64X4  $0x01, Y17, Z9, Z9
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4673
+	VPSUBW        (BX)(CX*2), Y9, Y17
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z9, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3916:
+noted4673:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4675
+	VMOVNTDQ Z9, (BX)(CX*2)
+	JMP      stored4674
+
+ordinary4675:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored3915:
-	JMP done3911
+stored4674:
+	JMP done4668
 
-fp323910:
-done3911:
-stored3906:
+fp324667:
+done4668:
+stored4662:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3903:
+check4659:
 	CMPQ CX, R10
-	JB   next3902
+	JB   next4658
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3902
-	JMP  done3901
+	JB   next4658
+	JMP  done4657
 
-fp163899:
+fp164655:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3918
+	JMP  check4677
 
-next3917:
+next4676:
 	TESTQ     AX, AX
-	JEQ       kept3919
+	JEQ       kept4678
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -5283,7 +8388,7 @@ next3917:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3919:
+kept4678:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -5351,11 +8456,11 @@ kept3919:
 	VMOVUPS        Z18, 64(SI)(CX*4)
 	VPADDQ         Z18, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual3920
+	JNE            unusual4679
 	VCMPPS         $0x03, Z7, Z18, K1
 	LONG $0x406ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z18, Z7
 	KORTESTW       K1, K1
-	JEQ            usual3922
+	JEQ            usual4681
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z7
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5370,20 +8475,71 @@ kept3919:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual3922:
-	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored3921
+usual4681:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4682
+	VPSUBW        (BX)(CX*2), Y7, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual3920:
+noted4682:
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4680
+
+unusual4679:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163924
-	JA             fp323925
+	JE             fp164684
+	JA             fp324685
 	VCMPPS         $0x03, Z7, Z18, K1
 	LONG $0x406ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z18, Z7
 	KORTESTW       K1, K1
-	JEQ            usual3927
+	JEQ            usual4687
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z7
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5398,63 +8554,165 @@ unusual3920:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual3927:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3929
-	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored3928
+usual4687:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4688
+	VPSUBW        (BX)(CX*2), Y7, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3929:
+noted4688:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4690
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4689
+
+ordinary4690:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored3928:
-	JMP done3926
+stored4689:
+	JMP done4686
 
-fp163924:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
-	VPERMI2PS    Z22, Z21, Z7
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z22, Z21, Z18
-	VPXORD       Z17, Z17, Z17
-	VCVTPS2PH    $0x00, Z7, Y17
-	VCVTPS2PH    $0x00, Z18, Y7
-	VINSERTI64X4 $0x01, Y7, Z17, Z17
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3931
-	VMOVNTDQ     Z17, (BX)(CX*2)
-	JMP          stored3930
+fp164684:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
+	VPERMI2PS     Z22, Z21, Z7
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VPXORD        Z17, Z17, Z17
+	VCVTPS2PH     $0x00, Z7, Y17
+	VCVTPS2PH     $0x00, Z18, Y7
+	VINSERTI64X4  $0x01, Y7, Z17, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4691
+	VPSUBW        (BX)(CX*2), Y17, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3931:
+noted4691:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4693
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored4692
+
+ordinary4693:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored3930:
-	JMP done3926
+stored4692:
+	JMP done4686
 
-fp323925:
-done3926:
-stored3921:
+fp324685:
+done4686:
+stored4680:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3918:
+check4677:
 	CMPQ CX, R10
-	JB   next3917
+	JB   next4676
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3917
-	JMP  done3901
+	JB   next4676
+	JMP  done4657
 
-fp323900:
+fp324656:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3933
+	JMP  check4695
 
-next3932:
+next4694:
 	TESTQ     AX, AX
-	JEQ       kept3934
+	JEQ       kept4696
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -5466,7 +8724,7 @@ next3932:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3934:
+kept4696:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -5535,11 +8793,11 @@ kept3934:
 	VMOVUPS        Z18, 64(SI)(CX*4)
 	VPADDQ         Z18, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual3935
+	JNE            unusual4697
 	VCMPPS         $0x03, Z7, Z18, K1
 	LONG $0x406ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z18, Z7
 	KORTESTW       K1, K1
-	JEQ            usual3937
+	JEQ            usual4699
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z7
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5554,20 +8812,71 @@ kept3934:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual3937:
-	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored3936
+usual4699:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4700
+	VPSUBW        (BX)(CX*2), Y7, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual3935:
+noted4700:
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4698
+
+unusual4697:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163939
-	JA             fp323940
+	JE             fp164702
+	JA             fp324703
 	VCMPPS         $0x03, Z7, Z18, K1
 	LONG $0x406ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z18, Z7
 	KORTESTW       K1, K1
-	JEQ            usual3942
+	JEQ            usual4705
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z7
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5582,74 +8891,176 @@ unusual3935:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual3942:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3944
-	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored3943
+usual4705:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4706
+	VPSUBW        (BX)(CX*2), Y7, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3944:
+noted4706:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4708
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4707
+
+ordinary4708:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored3943:
-	JMP done3941
+stored4707:
+	JMP done4704
 
-fp163939:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
-	VPERMI2PS    Z22, Z21, Z7
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z22, Z21, Z18
-	VPXORD       Z17, Z17, Z17
-	VCVTPS2PH    $0x00, Z7, Y17
-	VCVTPS2PH    $0x00, Z18, Y7
-	VINSERTI64X4 $0x01, Y7, Z17, Z17
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3946
-	VMOVNTDQ     Z17, (BX)(CX*2)
-	JMP          stored3945
+fp164702:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
+	VPERMI2PS     Z22, Z21, Z7
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z22, Z21, Z18
+	VPXORD        Z17, Z17, Z17
+	VCVTPS2PH     $0x00, Z7, Y17
+	VCVTPS2PH     $0x00, Z18, Y7
+	VINSERTI64X4  $0x01, Y7, Z17, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4709
+	VPSUBW        (BX)(CX*2), Y17, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3946:
+noted4709:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4711
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored4710
+
+ordinary4711:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored3945:
-	JMP done3941
+stored4710:
+	JMP done4704
 
-fp323940:
-done3941:
-stored3936:
+fp324703:
+done4704:
+stored4698:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3933:
+check4695:
 	CMPQ CX, R10
-	JB   next3932
+	JB   next4694
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3932
+	JB   next4694
 
-done3901:
+done4657:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z3, (AX)
 	VMOVDQU32 Z4, 64(AX)
 	VMOVDQU32 Z5, 256(AX)
 	VMOVDQU32 Z6, 320(AX)
-	JMP       updated3897
+	JMP       updated4653
 
-plain3896:
+plain4652:
 	CMPQ CX, $0x01
-	JE   fp163948
-	JA   fp323949
+	JE   fp164713
+	JA   fp324714
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3952
+	JMP  check4717
 
-next3951:
+next4716:
 	TESTQ     AX, AX
-	JEQ       kept3953
+	JEQ       kept4718
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -5661,7 +9072,7 @@ next3951:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3953:
+kept4718:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -5720,11 +9131,11 @@ kept3953:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z7, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3954
+	JNE            unusual4719
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3956
+	JEQ            usual4721
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -5739,20 +9150,71 @@ kept3953:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3956:
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3955
+usual4721:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4722
+	VPSUBW        (BX)(CX*2), Y3, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual3954:
+noted4722:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4720
+
+unusual4719:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163958
-	JA             fp323959
+	JE             fp164724
+	JA             fp324725
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3961
+	JEQ            usual4727
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -5767,63 +9229,165 @@ unusual3954:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3961:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3963
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3962
+usual4727:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4728
+	VPSUBW        (BX)(CX*2), Y3, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3963:
+noted4728:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4730
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4729
+
+ordinary4730:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored3962:
-	JMP done3960
+stored4729:
+	JMP done4726
 
-fp163958:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS    Z18, Z17, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
-	VPERMI2PS    Z18, Z17, Z7
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z3, Y6
-	VCVTPS2PH    $0x00, Z7, Y3
-	VINSERTI64X4 $0x01, Y3, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3965
-	VMOVNTDQ     Z6, (BX)(CX*2)
-	JMP          stored3964
+fp164724:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS     Z18, Z17, Z3
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
+	VPERMI2PS     Z18, Z17, Z7
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z3, Y6
+	VCVTPS2PH     $0x00, Z7, Y3
+	VINSERTI64X4  $0x01, Y3, Z6, Z6
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4731
+	VPSUBW        (BX)(CX*2), Y6, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z6, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3965:
+noted4731:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4733
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored4732
+
+ordinary4733:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored3964:
-	JMP done3960
+stored4732:
+	JMP done4726
 
-fp323959:
-done3960:
-stored3955:
+fp324725:
+done4726:
+stored4720:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3952:
+check4717:
 	CMPQ CX, R10
-	JB   next3951
+	JB   next4716
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3951
-	JMP  done3950
+	JB   next4716
+	JMP  done4715
 
-fp163948:
+fp164713:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3967
+	JMP  check4735
 
-next3966:
+next4734:
 	TESTQ     AX, AX
-	JEQ       kept3968
+	JEQ       kept4736
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -5835,7 +9399,7 @@ next3966:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3968:
+kept4736:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -5897,11 +9461,11 @@ kept3968:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z7, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3969
+	JNE            unusual4737
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3971
+	JEQ            usual4739
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -5916,20 +9480,71 @@ kept3968:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3971:
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3970
+usual4739:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4740
+	VPSUBW        (BX)(CX*2), Y3, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual3969:
+noted4740:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4738
+
+unusual4737:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163973
-	JA             fp323974
+	JE             fp164742
+	JA             fp324743
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3976
+	JEQ            usual4745
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -5944,63 +9559,165 @@ unusual3969:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3976:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3978
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3977
+usual4745:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4746
+	VPSUBW        (BX)(CX*2), Y3, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3978:
+noted4746:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4748
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4747
+
+ordinary4748:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored3977:
-	JMP done3975
+stored4747:
+	JMP done4744
 
-fp163973:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS    Z18, Z17, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
-	VPERMI2PS    Z18, Z17, Z7
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z3, Y6
-	VCVTPS2PH    $0x00, Z7, Y3
-	VINSERTI64X4 $0x01, Y3, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3980
-	VMOVNTDQ     Z6, (BX)(CX*2)
-	JMP          stored3979
+fp164742:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS     Z18, Z17, Z3
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
+	VPERMI2PS     Z18, Z17, Z7
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z3, Y6
+	VCVTPS2PH     $0x00, Z7, Y3
+	VINSERTI64X4  $0x01, Y3, Z6, Z6
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4749
+	VPSUBW        (BX)(CX*2), Y6, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z6, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3980:
+noted4749:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4751
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored4750
+
+ordinary4751:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored3979:
-	JMP done3975
+stored4750:
+	JMP done4744
 
-fp323974:
-done3975:
-stored3970:
+fp324743:
+done4744:
+stored4738:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3967:
+check4735:
 	CMPQ CX, R10
-	JB   next3966
+	JB   next4734
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3966
-	JMP  done3950
+	JB   next4734
+	JMP  done4715
 
-fp323949:
+fp324714:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3982
+	JMP  check4753
 
-next3981:
+next4752:
 	TESTQ     AX, AX
-	JEQ       kept3983
+	JEQ       kept4754
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -6012,7 +9729,7 @@ next3981:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3983:
+kept4754:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6075,11 +9792,11 @@ kept3983:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z7, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3984
+	JNE            unusual4755
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3986
+	JEQ            usual4757
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6094,20 +9811,71 @@ kept3983:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3986:
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3985
+usual4757:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4758
+	VPSUBW        (BX)(CX*2), Y3, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual3984:
+noted4758:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4756
+
+unusual4755:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163988
-	JA             fp323989
+	JE             fp164760
+	JA             fp324761
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3991
+	JEQ            usual4763
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6122,61 +9890,163 @@ unusual3984:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3991:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary3993
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3992
+usual4763:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4764
+	VPSUBW        (BX)(CX*2), Y3, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3993:
+noted4764:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4766
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4765
+
+ordinary4766:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored3992:
-	JMP done3990
+stored4765:
+	JMP done4762
 
-fp163988:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS    Z18, Z17, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
-	VPERMI2PS    Z18, Z17, Z7
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z3, Y6
-	VCVTPS2PH    $0x00, Z7, Y3
-	VINSERTI64X4 $0x01, Y3, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary3995
-	VMOVNTDQ     Z6, (BX)(CX*2)
-	JMP          stored3994
+fp164760:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS     Z18, Z17, Z3
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
+	VPERMI2PS     Z18, Z17, Z7
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z3, Y6
+	VCVTPS2PH     $0x00, Z7, Y3
+	VINSERTI64X4  $0x01, Y3, Z6, Z6
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4767
+	VPSUBW        (BX)(CX*2), Y6, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z6, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary3995:
+noted4767:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4769
+	VMOVNTDQ Z6, (BX)(CX*2)
+	JMP      stored4768
+
+ordinary4769:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored3994:
-	JMP done3990
+stored4768:
+	JMP done4762
 
-fp323989:
-done3990:
-stored3985:
+fp324761:
+done4762:
+stored4756:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3982:
+check4753:
 	CMPQ CX, R10
-	JB   next3981
+	JB   next4752
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3981
+	JB   next4752
 
-done3950:
-updated3897:
+done4715:
+updated4653:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adagradFP32BF16AVX512BF16(a *Arguments)
-// Requires: AVX, AVX512F, AVX512_BF16, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
 TEXT ·adagradFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -6200,10 +10070,10 @@ TEXT ·adagradFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned3996
+	JEQ       aligned4770
 	ORQ       $0x04, DI
 
-aligned3996:
+aligned4770:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -6224,23 +10094,23 @@ aligned3996:
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain3997
+	JEQ          plain4771
 	VPXORQ       Z1, Z1, Z1
 	VPXORQ       Z2, Z2, Z2
 	VPXORQ       Z3, Z3, Z3
 	VPXORQ       Z4, Z4, Z4
 	CMPQ         CX, $0x01
-	JE           fp164000
-	JA           fp324001
+	JE           fp164774
+	JA           fp324775
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check4004
+	JMP          check4778
 
-next4003:
+next4777:
 	TESTQ     AX, AX
-	JEQ       kept4005
+	JEQ       kept4779
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z13
@@ -6252,7 +10122,7 @@ next4003:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4005:
+kept4779:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6307,11 +10177,11 @@ kept4005:
 	VMOVUPS        Z14, 64(SI)(CX*4)
 	VPADDQ         Z14, Z2, Z2
 	TESTQ          DI, DI
-	JNE            unusual4006
+	JNE            unusual4780
 	VCMPPS         $0x03, Z13, Z14, K1
 	LONG $0x480f5262; WORD $0xed72 // VCVTNE2PS2BF16 Z13, Z14, Z13
 	KORTESTW       K1, K1
-	JEQ            usual4008
+	JEQ            usual4782
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z13
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6326,20 +10196,71 @@ kept4005:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z13
 	VMOVDQU32      Z13, Z13
 
-usual4008:
-	VMOVNTDQ Z13, (BX)(CX*2)
-	JMP      stored4007
+usual4782:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4783
+	VPSUBW        (BX)(CX*2), Y13, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z13, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4006:
+noted4783:
+	VMOVNTDQ Z13, (BX)(CX*2)
+	JMP      stored4781
+
+unusual4780:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164010
-	JA             fp324011
+	JE             fp164785
+	JA             fp324786
 	VCMPPS         $0x03, Z13, Z14, K1
 	LONG $0x480f5262; WORD $0xed72 // VCVTNE2PS2BF16 Z13, Z14, Z13
 	KORTESTW       K1, K1
-	JEQ            usual4013
+	JEQ            usual4788
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z13
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6354,63 +10275,165 @@ unusual4006:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z13
 	VMOVDQU32      Z13, Z13
 
-usual4013:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4015
-	VMOVNTDQ Z13, (BX)(CX*2)
-	JMP      stored4014
+usual4788:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4789
+	VPSUBW        (BX)(CX*2), Y13, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z13, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4015:
+noted4789:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4791
+	VMOVNTDQ Z13, (BX)(CX*2)
+	JMP      stored4790
+
+ordinary4791:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored4014:
-	JMP done4012
+stored4790:
+	JMP done4787
 
-fp164010:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z13
-	VPERMI2PS    Z18, Z17, Z13
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z5, Z5, Z5
-	VCVTPS2PH    $0x00, Z13, Y5
-	VCVTPS2PH    $0x00, Z14, Y13
-	VINSERTI64X4 $0x01, Y13, Z5, Z5
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4017
-	VMOVNTDQ     Z5, (BX)(CX*2)
-	JMP          stored4016
+fp164785:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z13
+	VPERMI2PS     Z18, Z17, Z13
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS     Z18, Z17, Z14
+	VPXORD        Z5, Z5, Z5
+	VCVTPS2PH     $0x00, Z13, Y5
+	VCVTPS2PH     $0x00, Z14, Y13
+	VINSERTI64X4  $0x01, Y13, Z5, Z5
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4792
+	VPSUBW        (BX)(CX*2), Y5, Y13
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y13, K1
+	VPABSW        Y13, Y13
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y13, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y13
+	VMOVDQU16     Y13, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y13
+	VPSUBW        32(BX)(CX*2), Y13, Y13
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y13, K1
+	VPABSW        Y13, Y13
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y13, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y13
+	VMOVDQU16     Y13, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4017:
+noted4792:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4794
+	VMOVNTDQ Z5, (BX)(CX*2)
+	JMP      stored4793
+
+ordinary4794:
 	VMOVDQU32 Z5, (BX)(CX*2)
 
-stored4016:
-	JMP done4012
+stored4793:
+	JMP done4787
 
-fp324011:
-done4012:
-stored4007:
+fp324786:
+done4787:
+stored4781:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4004:
+check4778:
 	CMPQ CX, R10
-	JB   next4003
+	JB   next4777
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4003
-	JMP  done4002
+	JB   next4777
+	JMP  done4776
 
-fp164000:
+fp164774:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4019
+	JMP  check4796
 
-next4018:
+next4795:
 	TESTQ     AX, AX
-	JEQ       kept4020
+	JEQ       kept4797
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -6422,7 +10445,7 @@ next4018:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4020:
+kept4797:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6480,11 +10503,11 @@ kept4020:
 	VMOVUPS        Z14, 64(SI)(CX*4)
 	VPADDQ         Z14, Z2, Z2
 	TESTQ          DI, DI
-	JNE            unusual4021
+	JNE            unusual4798
 	VCMPPS         $0x03, Z5, Z14, K1
 	LONG $0x480ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z14, Z5
 	KORTESTW       K1, K1
-	JEQ            usual4023
+	JEQ            usual4800
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z5
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6499,20 +10522,71 @@ kept4020:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4023:
-	VMOVNTDQ Z5, (BX)(CX*2)
-	JMP      stored4022
+usual4800:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4801
+	VPSUBW        (BX)(CX*2), Y5, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4021:
+noted4801:
+	VMOVNTDQ Z5, (BX)(CX*2)
+	JMP      stored4799
+
+unusual4798:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164025
-	JA             fp324026
+	JE             fp164803
+	JA             fp324804
 	VCMPPS         $0x03, Z5, Z14, K1
 	LONG $0x480ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z14, Z5
 	KORTESTW       K1, K1
-	JEQ            usual4028
+	JEQ            usual4806
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z5
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6527,63 +10601,165 @@ unusual4021:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4028:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4030
-	VMOVNTDQ Z5, (BX)(CX*2)
-	JMP      stored4029
+usual4806:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4807
+	VPSUBW        (BX)(CX*2), Y5, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4030:
+noted4807:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4809
+	VMOVNTDQ Z5, (BX)(CX*2)
+	JMP      stored4808
+
+ordinary4809:
 	VMOVDQU32 Z5, (BX)(CX*2)
 
-stored4029:
-	JMP done4027
+stored4808:
+	JMP done4805
 
-fp164025:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z18, Z17, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z13, Z13, Z13
-	VCVTPS2PH    $0x00, Z5, Y13
-	VCVTPS2PH    $0x00, Z14, Y5
-	VINSERTI64X4 $0x01, Y5, Z13, Z13
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4032
-	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored4031
+fp164803:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z18, Z17, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS     Z18, Z17, Z14
+	VPXORD        Z13, Z13, Z13
+	VCVTPS2PH     $0x00, Z5, Y13
+	VCVTPS2PH     $0x00, Z14, Y5
+	VINSERTI64X4  $0x01, Y5, Z13, Z13
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4810
+	VPSUBW        (BX)(CX*2), Y13, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z13, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4032:
+noted4810:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4812
+	VMOVNTDQ Z13, (BX)(CX*2)
+	JMP      stored4811
+
+ordinary4812:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored4031:
-	JMP done4027
+stored4811:
+	JMP done4805
 
-fp324026:
-done4027:
-stored4022:
+fp324804:
+done4805:
+stored4799:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4019:
+check4796:
 	CMPQ CX, R10
-	JB   next4018
+	JB   next4795
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4018
-	JMP  done4002
+	JB   next4795
+	JMP  done4776
 
-fp324001:
+fp324775:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4034
+	JMP  check4814
 
-next4033:
+next4813:
 	TESTQ     AX, AX
-	JEQ       kept4035
+	JEQ       kept4815
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -6595,7 +10771,7 @@ next4033:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4035:
+kept4815:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6654,11 +10830,11 @@ kept4035:
 	VMOVUPS        Z14, 64(SI)(CX*4)
 	VPADDQ         Z14, Z2, Z2
 	TESTQ          DI, DI
-	JNE            unusual4036
+	JNE            unusual4816
 	VCMPPS         $0x03, Z5, Z14, K1
 	LONG $0x480ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z14, Z5
 	KORTESTW       K1, K1
-	JEQ            usual4038
+	JEQ            usual4818
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z5
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6673,20 +10849,71 @@ kept4035:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4038:
-	VMOVNTDQ Z5, (BX)(CX*2)
-	JMP      stored4037
+usual4818:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4819
+	VPSUBW        (BX)(CX*2), Y5, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4036:
+noted4819:
+	VMOVNTDQ Z5, (BX)(CX*2)
+	JMP      stored4817
+
+unusual4816:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164040
-	JA             fp324041
+	JE             fp164821
+	JA             fp324822
 	VCMPPS         $0x03, Z5, Z14, K1
 	LONG $0x480ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z14, Z5
 	KORTESTW       K1, K1
-	JEQ            usual4043
+	JEQ            usual4824
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z5
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6701,74 +10928,176 @@ unusual4036:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4043:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4045
-	VMOVNTDQ Z5, (BX)(CX*2)
-	JMP      stored4044
+usual4824:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4825
+	VPSUBW        (BX)(CX*2), Y5, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y14
+	VPSUBW        32(BX)(CX*2), Y14, Y14
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y14, K1
+	VPABSW        Y14, Y14
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y14, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y14
+	VMOVDQU16     Y14, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4045:
+noted4825:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4827
+	VMOVNTDQ Z5, (BX)(CX*2)
+	JMP      stored4826
+
+ordinary4827:
 	VMOVDQU32 Z5, (BX)(CX*2)
 
-stored4044:
-	JMP done4042
+stored4826:
+	JMP done4823
 
-fp164040:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z18, Z17, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z13, Z13, Z13
-	VCVTPS2PH    $0x00, Z5, Y13
-	VCVTPS2PH    $0x00, Z14, Y5
-	VINSERTI64X4 $0x01, Y5, Z13, Z13
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4047
-	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored4046
+fp164821:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z18, Z17, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS     Z18, Z17, Z14
+	VPXORD        Z13, Z13, Z13
+	VCVTPS2PH     $0x00, Z5, Y13
+	VCVTPS2PH     $0x00, Z14, Y5
+	VINSERTI64X4  $0x01, Y5, Z13, Z13
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4828
+	VPSUBW        (BX)(CX*2), Y13, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z13, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4047:
+noted4828:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4830
+	VMOVNTDQ Z13, (BX)(CX*2)
+	JMP      stored4829
+
+ordinary4830:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored4046:
-	JMP done4042
+stored4829:
+	JMP done4823
 
-fp324041:
-done4042:
-stored4037:
+fp324822:
+done4823:
+stored4817:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4034:
+check4814:
 	CMPQ CX, R10
-	JB   next4033
+	JB   next4813
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4033
+	JB   next4813
 
-done4002:
+done4776:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z1, (AX)
 	VMOVDQU32 Z2, 64(AX)
 	VMOVDQU32 Z3, 256(AX)
 	VMOVDQU32 Z4, 320(AX)
-	JMP       updated3998
+	JMP       updated4772
 
-plain3997:
+plain4771:
 	CMPQ CX, $0x01
-	JE   fp164049
-	JA   fp324050
+	JE   fp164832
+	JA   fp324833
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4053
+	JMP  check4836
 
-next4052:
+next4835:
 	TESTQ     AX, AX
-	JEQ       kept4054
+	JEQ       kept4837
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -6780,7 +11109,7 @@ next4052:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4054:
+kept4837:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6829,11 +11158,11 @@ kept4054:
 	VMOVUPS        Z1, (SI)(CX*4)
 	VMOVUPS        Z3, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4055
+	JNE            unusual4838
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4057
+	JEQ            usual4840
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -6848,20 +11177,71 @@ kept4054:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4057:
-	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4056
+usual4840:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4841
+	VPSUBW        (BX)(CX*2), Y1, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z1, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4055:
+noted4841:
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored4839
+
+unusual4838:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164059
-	JA             fp324060
+	JE             fp164843
+	JA             fp324844
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4062
+	JEQ            usual4846
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -6876,63 +11256,165 @@ unusual4055:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4062:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4064
-	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4063
+usual4846:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4847
+	VPSUBW        (BX)(CX*2), Y1, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z1, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4064:
+noted4847:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4849
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored4848
+
+ordinary4849:
 	VMOVDQU32 Z1, (BX)(CX*2)
 
-stored4063:
-	JMP done4061
+stored4848:
+	JMP done4845
 
-fp164059:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
-	VPERMI2PS    Z14, Z13, Z1
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
-	VPERMI2PS    Z14, Z13, Z3
-	VPXORD       Z2, Z2, Z2
-	VCVTPS2PH    $0x00, Z1, Y2
-	VCVTPS2PH    $0x00, Z3, Y1
-	VINSERTI64X4 $0x01, Y1, Z2, Z2
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4066
-	VMOVNTDQ     Z2, (BX)(CX*2)
-	JMP          stored4065
+fp164843:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
+	VPERMI2PS     Z14, Z13, Z1
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
+	VPERMI2PS     Z14, Z13, Z3
+	VPXORD        Z2, Z2, Z2
+	VCVTPS2PH     $0x00, Z1, Y2
+	VCVTPS2PH     $0x00, Z3, Y1
+	VINSERTI64X4  $0x01, Y1, Z2, Z2
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4850
+	VPSUBW        (BX)(CX*2), Y2, Y1
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y1, K1
+	VPABSW        Y1, Y1
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y1, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y1
+	VMOVDQU16     Y1, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z2, Y1
+	VPSUBW        32(BX)(CX*2), Y1, Y1
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y1, K1
+	VPABSW        Y1, Y1
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y1, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y1
+	VMOVDQU16     Y1, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4066:
+noted4850:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4852
+	VMOVNTDQ Z2, (BX)(CX*2)
+	JMP      stored4851
+
+ordinary4852:
 	VMOVDQU32 Z2, (BX)(CX*2)
 
-stored4065:
-	JMP done4061
+stored4851:
+	JMP done4845
 
-fp324060:
-done4061:
-stored4056:
+fp324844:
+done4845:
+stored4839:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4053:
+check4836:
 	CMPQ CX, R10
-	JB   next4052
+	JB   next4835
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4052
-	JMP  done4051
+	JB   next4835
+	JMP  done4834
 
-fp164049:
+fp164832:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4068
+	JMP  check4854
 
-next4067:
+next4853:
 	TESTQ     AX, AX
-	JEQ       kept4069
+	JEQ       kept4855
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -6944,7 +11426,7 @@ next4067:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4069:
+kept4855:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6996,11 +11478,11 @@ kept4069:
 	VMOVUPS        Z1, (SI)(CX*4)
 	VMOVUPS        Z3, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4070
+	JNE            unusual4856
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4072
+	JEQ            usual4858
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -7015,20 +11497,71 @@ kept4069:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4072:
-	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4071
+usual4858:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4859
+	VPSUBW        (BX)(CX*2), Y1, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z1, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4070:
+noted4859:
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored4857
+
+unusual4856:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164074
-	JA             fp324075
+	JE             fp164861
+	JA             fp324862
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4077
+	JEQ            usual4864
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -7043,63 +11576,165 @@ unusual4070:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4077:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4079
-	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4078
+usual4864:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4865
+	VPSUBW        (BX)(CX*2), Y1, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z1, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4079:
+noted4865:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4867
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored4866
+
+ordinary4867:
 	VMOVDQU32 Z1, (BX)(CX*2)
 
-stored4078:
-	JMP done4076
+stored4866:
+	JMP done4863
 
-fp164074:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
-	VPERMI2PS    Z14, Z13, Z1
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
-	VPERMI2PS    Z14, Z13, Z3
-	VPXORD       Z2, Z2, Z2
-	VCVTPS2PH    $0x00, Z1, Y2
-	VCVTPS2PH    $0x00, Z3, Y1
-	VINSERTI64X4 $0x01, Y1, Z2, Z2
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4081
-	VMOVNTDQ     Z2, (BX)(CX*2)
-	JMP          stored4080
+fp164861:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
+	VPERMI2PS     Z14, Z13, Z1
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
+	VPERMI2PS     Z14, Z13, Z3
+	VPXORD        Z2, Z2, Z2
+	VCVTPS2PH     $0x00, Z1, Y2
+	VCVTPS2PH     $0x00, Z3, Y1
+	VINSERTI64X4  $0x01, Y1, Z2, Z2
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4868
+	VPSUBW        (BX)(CX*2), Y2, Y1
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y1, K1
+	VPABSW        Y1, Y1
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y1, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y1
+	VMOVDQU16     Y1, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z2, Y1
+	VPSUBW        32(BX)(CX*2), Y1, Y1
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y1, K1
+	VPABSW        Y1, Y1
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y1, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y1
+	VMOVDQU16     Y1, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4081:
+noted4868:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4870
+	VMOVNTDQ Z2, (BX)(CX*2)
+	JMP      stored4869
+
+ordinary4870:
 	VMOVDQU32 Z2, (BX)(CX*2)
 
-stored4080:
-	JMP done4076
+stored4869:
+	JMP done4863
 
-fp324075:
-done4076:
-stored4071:
+fp324862:
+done4863:
+stored4857:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4068:
+check4854:
 	CMPQ CX, R10
-	JB   next4067
+	JB   next4853
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4067
-	JMP  done4051
+	JB   next4853
+	JMP  done4834
 
-fp324050:
+fp324833:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4083
+	JMP  check4872
 
-next4082:
+next4871:
 	TESTQ     AX, AX
-	JEQ       kept4084
+	JEQ       kept4873
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -7111,7 +11746,7 @@ next4082:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4084:
+kept4873:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -7164,11 +11799,11 @@ kept4084:
 	VMOVUPS        Z1, (SI)(CX*4)
 	VMOVUPS        Z3, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4085
+	JNE            unusual4874
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4087
+	JEQ            usual4876
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -7183,20 +11818,71 @@ kept4084:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4087:
-	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4086
+usual4876:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4877
+	VPSUBW        (BX)(CX*2), Y1, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z1, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4085:
+noted4877:
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored4875
+
+unusual4874:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164089
-	JA             fp324090
+	JE             fp164879
+	JA             fp324880
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4092
+	JEQ            usual4882
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -7211,61 +11897,163 @@ unusual4085:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4092:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4094
-	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4093
+usual4882:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4883
+	VPSUBW        (BX)(CX*2), Y1, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z1, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4094:
+noted4883:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4885
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored4884
+
+ordinary4885:
 	VMOVDQU32 Z1, (BX)(CX*2)
 
-stored4093:
-	JMP done4091
+stored4884:
+	JMP done4881
 
-fp164089:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
-	VPERMI2PS    Z14, Z13, Z1
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
-	VPERMI2PS    Z14, Z13, Z3
-	VPXORD       Z2, Z2, Z2
-	VCVTPS2PH    $0x00, Z1, Y2
-	VCVTPS2PH    $0x00, Z3, Y1
-	VINSERTI64X4 $0x01, Y1, Z2, Z2
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4096
-	VMOVNTDQ     Z2, (BX)(CX*2)
-	JMP          stored4095
+fp164879:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
+	VPERMI2PS     Z14, Z13, Z1
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
+	VPERMI2PS     Z14, Z13, Z3
+	VPXORD        Z2, Z2, Z2
+	VCVTPS2PH     $0x00, Z1, Y2
+	VCVTPS2PH     $0x00, Z3, Y1
+	VINSERTI64X4  $0x01, Y1, Z2, Z2
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4886
+	VPSUBW        (BX)(CX*2), Y2, Y1
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y1, K1
+	VPABSW        Y1, Y1
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y1, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y1
+	VMOVDQU16     Y1, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z2, Y1
+	VPSUBW        32(BX)(CX*2), Y1, Y1
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y1, K1
+	VPABSW        Y1, Y1
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y1, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y1, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y1
+	VMOVDQU16     Y1, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4096:
+noted4886:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4888
+	VMOVNTDQ Z2, (BX)(CX*2)
+	JMP      stored4887
+
+ordinary4888:
 	VMOVDQU32 Z2, (BX)(CX*2)
 
-stored4095:
-	JMP done4091
+stored4887:
+	JMP done4881
 
-fp324090:
-done4091:
-stored4086:
+fp324880:
+done4881:
+stored4875:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4083:
+check4872:
 	CMPQ CX, R10
-	JB   next4082
+	JB   next4871
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4082
+	JB   next4871
 
-done4051:
-updated3998:
+done4834:
+updated4772:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func sgdFP32BF16AVX512BF16(a *Arguments)
-// Requires: AVX, AVX512F, AVX512_BF16, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
 TEXT ·sgdFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -7289,10 +12077,10 @@ TEXT ·sgdFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned4097
+	JEQ       aligned4889
 	ORQ       $0x04, DI
 
-aligned4097:
+aligned4889:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z2
@@ -7314,23 +12102,23 @@ aligned4097:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain4098
+	JEQ     plain4890
 	VPXORQ  Z3, Z3, Z3
 	VPXORQ  Z4, Z4, Z4
 	VPXORQ  Z5, Z5, Z5
 	VPXORQ  Z6, Z6, Z6
 	CMPQ    CX, $0x01
-	JE      fp164101
-	JA      fp324102
+	JE      fp164893
+	JA      fp324894
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check4105
+	JMP     check4897
 
-next4104:
+next4896:
 	TESTQ     AX, AX
-	JEQ       kept4106
+	JEQ       kept4898
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -7342,7 +12130,7 @@ next4104:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4106:
+kept4898:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -7393,11 +12181,11 @@ kept4106:
 	VMOVUPS        Z16, 64(SI)(CX*4)
 	VPADDQ         Z16, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual4107
+	JNE            unusual4899
 	VCMPPS         $0x03, Z15, Z16, K1
 	LONG $0x407f5262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z16, Z15
 	KORTESTW       K1, K1
-	JEQ            usual4109
+	JEQ            usual4901
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z15
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7412,20 +12200,71 @@ kept4106:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual4109:
-	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored4108
+usual4901:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4902
+	VPSUBW        (BX)(CX*2), Y15, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z15, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4107:
+noted4902:
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4900
+
+unusual4899:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164111
-	JA             fp324112
+	JE             fp164904
+	JA             fp324905
 	VCMPPS         $0x03, Z15, Z16, K1
 	LONG $0x407f5262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z16, Z15
 	KORTESTW       K1, K1
-	JEQ            usual4114
+	JEQ            usual4907
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z15
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7440,63 +12279,165 @@ unusual4107:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual4114:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4116
-	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored4115
+usual4907:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4908
+	VPSUBW        (BX)(CX*2), Y15, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z15, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4116:
+noted4908:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4910
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4909
+
+ordinary4910:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored4115:
-	JMP done4113
+stored4909:
+	JMP done4906
 
-fp164111:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
-	VPERMI2PS    Z20, Z19, Z15
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z7, Z7, Z7
-	VCVTPS2PH    $0x00, Z15, Y7
-	VCVTPS2PH    $0x00, Z16, Y15
-	VINSERTI64X4 $0x01, Y15, Z7, Z7
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4118
-	VMOVNTDQ     Z7, (BX)(CX*2)
-	JMP          stored4117
+fp164904:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS     Z20, Z19, Z15
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z7, Z7, Z7
+	VCVTPS2PH     $0x00, Z15, Y7
+	VCVTPS2PH     $0x00, Z16, Y15
+	VINSERTI64X4  $0x01, Y15, Z7, Z7
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4911
+	VPSUBW        (BX)(CX*2), Y7, Y15
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y15
+	VPSUBW        32(BX)(CX*2), Y15, Y15
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4118:
+noted4911:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4913
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4912
+
+ordinary4913:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored4117:
-	JMP done4113
+stored4912:
+	JMP done4906
 
-fp324112:
-done4113:
-stored4108:
+fp324905:
+done4906:
+stored4900:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4105:
+check4897:
 	CMPQ CX, R10
-	JB   next4104
+	JB   next4896
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4104
-	JMP  done4103
+	JB   next4896
+	JMP  done4895
 
-fp164101:
+fp164893:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4120
+	JMP  check4915
 
-next4119:
+next4914:
 	TESTQ     AX, AX
-	JEQ       kept4121
+	JEQ       kept4916
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -7508,7 +12449,7 @@ next4119:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4121:
+kept4916:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -7562,11 +12503,11 @@ kept4121:
 	VMOVUPS        Z16, 64(SI)(CX*4)
 	VPADDQ         Z16, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual4122
+	JNE            unusual4917
 	VCMPPS         $0x03, Z7, Z16, K1
 	LONG $0x407ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z16, Z7
 	KORTESTW       K1, K1
-	JEQ            usual4124
+	JEQ            usual4919
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z7
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7581,20 +12522,71 @@ kept4121:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual4124:
-	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored4123
+usual4919:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4920
+	VPSUBW        (BX)(CX*2), Y7, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4122:
+noted4920:
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4918
+
+unusual4917:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164126
-	JA             fp324127
+	JE             fp164922
+	JA             fp324923
 	VCMPPS         $0x03, Z7, Z16, K1
 	LONG $0x407ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z16, Z7
 	KORTESTW       K1, K1
-	JEQ            usual4129
+	JEQ            usual4925
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z7
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7609,63 +12601,165 @@ unusual4122:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual4129:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4131
-	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored4130
+usual4925:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4926
+	VPSUBW        (BX)(CX*2), Y7, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4131:
+noted4926:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4928
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4927
+
+ordinary4928:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored4130:
-	JMP done4128
+stored4927:
+	JMP done4924
 
-fp164126:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
-	VPERMI2PS    Z20, Z19, Z7
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z7, Y15
-	VCVTPS2PH    $0x00, Z16, Y7
-	VINSERTI64X4 $0x01, Y7, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4133
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored4132
+fp164922:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
+	VPERMI2PS     Z20, Z19, Z7
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z7, Y15
+	VCVTPS2PH     $0x00, Z16, Y7
+	VINSERTI64X4  $0x01, Y7, Z15, Z15
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4929
+	VPSUBW        (BX)(CX*2), Y15, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z15, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4133:
+noted4929:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4931
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4930
+
+ordinary4931:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored4132:
-	JMP done4128
+stored4930:
+	JMP done4924
 
-fp324127:
-done4128:
-stored4123:
+fp324923:
+done4924:
+stored4918:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4120:
+check4915:
 	CMPQ CX, R10
-	JB   next4119
+	JB   next4914
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4119
-	JMP  done4103
+	JB   next4914
+	JMP  done4895
 
-fp324102:
+fp324894:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4135
+	JMP  check4933
 
-next4134:
+next4932:
 	TESTQ     AX, AX
-	JEQ       kept4136
+	JEQ       kept4934
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -7677,7 +12771,7 @@ next4134:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4136:
+kept4934:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -7732,11 +12826,11 @@ kept4136:
 	VMOVUPS        Z16, 64(SI)(CX*4)
 	VPADDQ         Z16, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual4137
+	JNE            unusual4935
 	VCMPPS         $0x03, Z7, Z16, K1
 	LONG $0x407ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z16, Z7
 	KORTESTW       K1, K1
-	JEQ            usual4139
+	JEQ            usual4937
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z7
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7751,20 +12845,71 @@ kept4136:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual4139:
-	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored4138
+usual4937:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4938
+	VPSUBW        (BX)(CX*2), Y7, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4137:
+noted4938:
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4936
+
+unusual4935:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164141
-	JA             fp324142
+	JE             fp164940
+	JA             fp324941
 	VCMPPS         $0x03, Z7, Z16, K1
 	LONG $0x407ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z16, Z7
 	KORTESTW       K1, K1
-	JEQ            usual4144
+	JEQ            usual4943
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z7
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7779,74 +12924,176 @@ unusual4137:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual4144:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4146
-	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored4145
+usual4943:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4944
+	VPSUBW        (BX)(CX*2), Y7, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z7, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4146:
+noted4944:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4946
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4945
+
+ordinary4946:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored4145:
-	JMP done4143
+stored4945:
+	JMP done4942
 
-fp164141:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
-	VPERMI2PS    Z20, Z19, Z7
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
-	VPERMI2PS    Z20, Z19, Z16
-	VPXORD       Z15, Z15, Z15
-	VCVTPS2PH    $0x00, Z7, Y15
-	VCVTPS2PH    $0x00, Z16, Y7
-	VINSERTI64X4 $0x01, Y7, Z15, Z15
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4148
-	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored4147
+fp164940:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
+	VPERMI2PS     Z20, Z19, Z7
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS     Z20, Z19, Z16
+	VPXORD        Z15, Z15, Z15
+	VCVTPS2PH     $0x00, Z7, Y15
+	VCVTPS2PH     $0x00, Z16, Y7
+	VINSERTI64X4  $0x01, Y7, Z15, Z15
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4947
+	VPSUBW        (BX)(CX*2), Y15, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z15, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4148:
+noted4947:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4949
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4948
+
+ordinary4949:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored4147:
-	JMP done4143
+stored4948:
+	JMP done4942
 
-fp324142:
-done4143:
-stored4138:
+fp324941:
+done4942:
+stored4936:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4135:
+check4933:
 	CMPQ CX, R10
-	JB   next4134
+	JB   next4932
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4134
+	JB   next4932
 
-done4103:
+done4895:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z3, (AX)
 	VMOVDQU32 Z4, 64(AX)
 	VMOVDQU32 Z5, 256(AX)
 	VMOVDQU32 Z6, 320(AX)
-	JMP       updated4099
+	JMP       updated4891
 
-plain4098:
+plain4890:
 	CMPQ CX, $0x01
-	JE   fp164150
-	JA   fp324151
+	JE   fp164951
+	JA   fp324952
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4154
+	JMP  check4955
 
-next4153:
+next4954:
 	TESTQ     AX, AX
-	JEQ       kept4155
+	JEQ       kept4956
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -7858,7 +13105,7 @@ next4153:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4155:
+kept4956:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -7903,11 +13150,11 @@ kept4155:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z5, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4156
+	JNE            unusual4957
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4158
+	JEQ            usual4959
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -7922,20 +13169,71 @@ kept4155:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4158:
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4157
+usual4959:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4960
+	VPSUBW        (BX)(CX*2), Y3, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4156:
+noted4960:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4958
+
+unusual4957:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164160
-	JA             fp324161
+	JE             fp164962
+	JA             fp324963
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4163
+	JEQ            usual4965
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -7950,63 +13248,165 @@ unusual4156:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4163:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4165
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4164
+usual4965:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4966
+	VPSUBW        (BX)(CX*2), Y3, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4165:
+noted4966:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4968
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4967
+
+ordinary4968:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored4164:
-	JMP done4162
+stored4967:
+	JMP done4964
 
-fp164160:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS    Z16, Z15, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
-	VPERMI2PS    Z16, Z15, Z5
-	VPXORD       Z4, Z4, Z4
-	VCVTPS2PH    $0x00, Z3, Y4
-	VCVTPS2PH    $0x00, Z5, Y3
-	VINSERTI64X4 $0x01, Y3, Z4, Z4
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4167
-	VMOVNTDQ     Z4, (BX)(CX*2)
-	JMP          stored4166
+fp164962:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS     Z16, Z15, Z3
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
+	VPERMI2PS     Z16, Z15, Z5
+	VPXORD        Z4, Z4, Z4
+	VCVTPS2PH     $0x00, Z3, Y4
+	VCVTPS2PH     $0x00, Z5, Y3
+	VINSERTI64X4  $0x01, Y3, Z4, Z4
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4969
+	VPSUBW        (BX)(CX*2), Y4, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z4, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4167:
+noted4969:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4971
+	VMOVNTDQ Z4, (BX)(CX*2)
+	JMP      stored4970
+
+ordinary4971:
 	VMOVDQU32 Z4, (BX)(CX*2)
 
-stored4166:
-	JMP done4162
+stored4970:
+	JMP done4964
 
-fp324161:
-done4162:
-stored4157:
+fp324963:
+done4964:
+stored4958:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4154:
+check4955:
 	CMPQ CX, R10
-	JB   next4153
+	JB   next4954
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4153
-	JMP  done4152
+	JB   next4954
+	JMP  done4953
 
-fp164150:
+fp164951:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4169
+	JMP  check4973
 
-next4168:
+next4972:
 	TESTQ     AX, AX
-	JEQ       kept4170
+	JEQ       kept4974
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -8018,7 +13418,7 @@ next4168:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4170:
+kept4974:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -8066,11 +13466,11 @@ kept4170:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z5, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4171
+	JNE            unusual4975
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4173
+	JEQ            usual4977
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -8085,20 +13485,71 @@ kept4170:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4173:
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4172
+usual4977:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4978
+	VPSUBW        (BX)(CX*2), Y3, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4171:
+noted4978:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4976
+
+unusual4975:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164175
-	JA             fp324176
+	JE             fp164980
+	JA             fp324981
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4178
+	JEQ            usual4983
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -8113,63 +13564,165 @@ unusual4171:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4178:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4180
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4179
+usual4983:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4984
+	VPSUBW        (BX)(CX*2), Y3, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4180:
+noted4984:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4986
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4985
+
+ordinary4986:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored4179:
-	JMP done4177
+stored4985:
+	JMP done4982
 
-fp164175:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS    Z16, Z15, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
-	VPERMI2PS    Z16, Z15, Z5
-	VPXORD       Z4, Z4, Z4
-	VCVTPS2PH    $0x00, Z3, Y4
-	VCVTPS2PH    $0x00, Z5, Y3
-	VINSERTI64X4 $0x01, Y3, Z4, Z4
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4182
-	VMOVNTDQ     Z4, (BX)(CX*2)
-	JMP          stored4181
+fp164980:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS     Z16, Z15, Z3
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
+	VPERMI2PS     Z16, Z15, Z5
+	VPXORD        Z4, Z4, Z4
+	VCVTPS2PH     $0x00, Z3, Y4
+	VCVTPS2PH     $0x00, Z5, Y3
+	VINSERTI64X4  $0x01, Y3, Z4, Z4
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4987
+	VPSUBW        (BX)(CX*2), Y4, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z4, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4182:
+noted4987:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4989
+	VMOVNTDQ Z4, (BX)(CX*2)
+	JMP      stored4988
+
+ordinary4989:
 	VMOVDQU32 Z4, (BX)(CX*2)
 
-stored4181:
-	JMP done4177
+stored4988:
+	JMP done4982
 
-fp324176:
-done4177:
-stored4172:
+fp324981:
+done4982:
+stored4976:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4169:
+check4973:
 	CMPQ CX, R10
-	JB   next4168
+	JB   next4972
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4168
-	JMP  done4152
+	JB   next4972
+	JMP  done4953
 
-fp324151:
+fp324952:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4184
+	JMP  check4991
 
-next4183:
+next4990:
 	TESTQ     AX, AX
-	JEQ       kept4185
+	JEQ       kept4992
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -8181,7 +13734,7 @@ next4183:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4185:
+kept4992:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -8230,11 +13783,11 @@ kept4185:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z5, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4186
+	JNE            unusual4993
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4188
+	JEQ            usual4995
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -8249,20 +13802,71 @@ kept4185:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4188:
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4187
+usual4995:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted4996
+	VPSUBW        (BX)(CX*2), Y3, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4186:
+noted4996:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4994
+
+unusual4993:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164190
-	JA             fp324191
+	JE             fp164998
+	JA             fp324999
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4193
+	JEQ            usual5001
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -8277,54 +13881,156 @@ unusual4186:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4193:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4195
-	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4194
+usual5001:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5002
+	VPSUBW        (BX)(CX*2), Y3, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z3, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4195:
+noted5002:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5004
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored5003
+
+ordinary5004:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored4194:
-	JMP done4192
+stored5003:
+	JMP done5000
 
-fp164190:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
-	VPERMI2PS    Z16, Z15, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
-	VPERMI2PS    Z16, Z15, Z5
-	VPXORD       Z4, Z4, Z4
-	VCVTPS2PH    $0x00, Z3, Y4
-	VCVTPS2PH    $0x00, Z5, Y3
-	VINSERTI64X4 $0x01, Y3, Z4, Z4
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4197
-	VMOVNTDQ     Z4, (BX)(CX*2)
-	JMP          stored4196
+fp164998:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS     Z16, Z15, Z3
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
+	VPERMI2PS     Z16, Z15, Z5
+	VPXORD        Z4, Z4, Z4
+	VCVTPS2PH     $0x00, Z3, Y4
+	VCVTPS2PH     $0x00, Z5, Y3
+	VINSERTI64X4  $0x01, Y3, Z4, Z4
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5005
+	VPSUBW        (BX)(CX*2), Y4, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z4, Y3
+	VPSUBW        32(BX)(CX*2), Y3, Y3
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y3, K1
+	VPABSW        Y3, Y3
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y3, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y3, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y3
+	VMOVDQU16     Y3, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4197:
+noted5005:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5007
+	VMOVNTDQ Z4, (BX)(CX*2)
+	JMP      stored5006
+
+ordinary5007:
 	VMOVDQU32 Z4, (BX)(CX*2)
 
-stored4196:
-	JMP done4192
+stored5006:
+	JMP done5000
 
-fp324191:
-done4192:
-stored4187:
+fp324999:
+done5000:
+stored4994:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4184:
+check4991:
 	CMPQ CX, R10
-	JB   next4183
+	JB   next4990
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4183
+	JB   next4990
 
-done4152:
-updated4099:
+done4953:
+updated4891:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -8407,10 +14113,10 @@ TEXT ·adamFP32INT8AVX512BF16(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      64(AX), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned4198
+	JEQ       aligned5008
 	ORQ       $0x04, DI
 
-aligned4198:
+aligned5008:
 	MOVQ a+0(FP), AX
 	MOVQ 136(AX), R8
 	MOVQ a+0(FP), AX
@@ -8422,12 +14128,12 @@ aligned4198:
 	MOVQ a+0(FP), AX
 	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
-	JE   fp164200
-	JA   fp324201
+	JE   fp165010
+	JA   fp325011
 
-block4203:
+block5013:
 	TESTQ   R11, R11
-	JEQ     kept4206
+	JEQ     kept5016
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -8436,7 +14142,7 @@ block4203:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept4206:
+kept5016:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -8456,9 +14162,9 @@ kept4206:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile4204:
+tile5014:
 	TESTQ     R11, R11
-	JEQ       kept4207
+	JEQ       kept5017
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z17
@@ -8476,7 +14182,7 @@ tile4204:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept4207:
+kept5017:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -8587,11 +14293,11 @@ kept4207:
 	VMOVUPS        Z17, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4208
+	JNE            unusual5018
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual4210
+	JEQ            usual5020
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -8606,20 +14312,71 @@ kept4207:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual4210:
-	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored4209
+usual5020:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5021
+	VPSUBW        (BX)(AX*2), Y17, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual4208:
+noted5021:
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored5019
+
+unusual5018:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp164212
-	JA             fp324213
+	JE             fp165023
+	JA             fp325024
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual4215
+	JEQ            usual5026
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -8634,41 +14391,143 @@ unusual4208:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual4215:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4217
-	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored4216
+usual5026:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5027
+	VPSUBW        (BX)(AX*2), Y17, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary4217:
+noted5027:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5029
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored5028
+
+ordinary5029:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored4216:
-	JMP done4214
+stored5028:
+	JMP done5025
 
-fp164212:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS    Z26, Z25, Z17
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z26, Z25, Z18
-	VPXORD       Z5, Z5, Z5
-	VCVTPS2PH    $0x00, Z17, Y5
-	VCVTPS2PH    $0x00, Z18, Y17
-	VINSERTI64X4 $0x01, Y17, Z5, Z5
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4219
-	VMOVNTDQ     Z5, (BX)(AX*2)
-	JMP          stored4218
+fp165023:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z26, Z25, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VPXORD        Z5, Z5, Z5
+	VCVTPS2PH     $0x00, Z17, Y5
+	VCVTPS2PH     $0x00, Z18, Y17
+	VINSERTI64X4  $0x01, Y17, Z5, Z5
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5030
+	VPSUBW        (BX)(AX*2), Y5, Y17
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K6
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y17
+	VPSUBW        32(BX)(AX*2), Y17, Y17
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y17, K6
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y17
+	VMOVDQU16     Y17, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary4219:
+noted5030:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5032
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5031
+
+ordinary5032:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored4218:
-	JMP done4214
+stored5031:
+	JMP done5025
 
-fp324213:
-done4214:
-stored4209:
+fp325024:
+done5025:
+stored5019:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -8784,11 +14643,11 @@ stored4209:
 	VMOVUPS        Z17, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4220
+	JNE            unusual5033
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual4222
+	JEQ            usual5035
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -8803,20 +14662,71 @@ stored4209:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual4222:
-	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored4221
+usual5035:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5036
+	VPSUBW        (BX)(AX*2), Y17, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4220:
+noted5036:
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored5034
+
+unusual5033:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164224
-	JA             fp324225
+	JE             fp165038
+	JA             fp325039
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual4227
+	JEQ            usual5041
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -8831,50 +14741,152 @@ unusual4220:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual4227:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4229
-	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored4228
+usual5041:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5042
+	VPSUBW        (BX)(AX*2), Y17, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4229:
+noted5042:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5044
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored5043
+
+ordinary5044:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored4228:
-	JMP done4226
+stored5043:
+	JMP done5040
 
-fp164224:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
-	VPERMI2PS    Z29, Z28, Z17
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z29, Z28, Z18
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z17, Y6
-	VCVTPS2PH    $0x00, Z18, Y17
-	VINSERTI64X4 $0x01, Y17, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4231
-	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored4230
+fp165038:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS     Z29, Z28, Z17
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z17, Y6
+	VCVTPS2PH     $0x00, Z18, Y17
+	VINSERTI64X4  $0x01, Y17, Z6, Z6
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5045
+	VPSUBW        (BX)(AX*2), Y6, Y17
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K6
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z6, Y17
+	VPSUBW        32(BX)(AX*2), Y17, Y17
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K6
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4231:
+noted5045:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5047
+	VMOVNTDQ Z6, (BX)(AX*2)
+	JMP      stored5046
+
+ordinary5047:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored4230:
-	JMP done4226
+stored5046:
+	JMP done5040
 
-fp324225:
-done4226:
-stored4221:
+fp325039:
+done5040:
+stored5034:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile4204
+	JNE   tile5014
 	CMPL  5120(DX), $0x00
-	JEQ   done4233
+	JEQ   done5049
 	SUBQ  $0x00000100, AX
 
-next4232:
+next5048:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -8893,9 +14905,9 @@ next4232:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4232
+	JNE        next5048
 
-done4233:
+done5049:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -8920,11 +14932,11 @@ done4233:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual4234
+	JEQ           unusual5050
 	CMPL          R14, $0x5f000000
-	JBE           usual4235
+	JBE           usual5051
 
-unusual4234:
+unusual5050:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -8933,7 +14945,7 @@ unusual4234:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next4236:
+next5052:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -8942,7 +14954,7 @@ next4236:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next4236
+	JB            next5052
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -8964,7 +14976,7 @@ next4236:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual4235:
+usual5051:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -9079,13 +15091,13 @@ usual4235:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block4203
-	JMP          done4202
+	JB           block5013
+	JMP          done5012
 
-fp164200:
-block4237:
+fp165010:
+block5053:
 	TESTQ   R11, R11
-	JEQ     kept4240
+	JEQ     kept5056
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -9094,7 +15106,7 @@ block4237:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept4240:
+kept5056:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -9114,9 +15126,9 @@ kept4240:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile4238:
+tile5054:
 	TESTQ     R11, R11
-	JEQ       kept4241
+	JEQ       kept5057
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -9134,7 +15146,7 @@ tile4238:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept4241:
+kept5057:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -9248,11 +15260,11 @@ kept4241:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4242
+	JNE            unusual5058
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4244
+	JEQ            usual5060
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -9267,20 +15279,71 @@ kept4241:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4244:
-	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4243
+usual5060:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5061
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual4242:
+noted5061:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5059
+
+unusual5058:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp164246
-	JA             fp324247
+	JE             fp165063
+	JA             fp325064
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4249
+	JEQ            usual5066
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -9295,41 +15358,143 @@ unusual4242:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4249:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4251
-	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4250
+usual5066:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5067
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary4251:
+noted5067:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5069
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5068
+
+ordinary5069:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored4250:
-	JMP done4248
+stored5068:
+	JMP done5065
 
-fp164246:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z26, Z25, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z26, Z25, Z18
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z5, Y6
-	VCVTPS2PH    $0x00, Z18, Y5
-	VINSERTI64X4 $0x01, Y5, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4253
-	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored4252
+fp165063:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z26, Z25, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z5, Y6
+	VCVTPS2PH     $0x00, Z18, Y5
+	VINSERTI64X4  $0x01, Y5, Z6, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5070
+	VPSUBW        (BX)(AX*2), Y6, Y5
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y5, K6
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y5
+	VPSUBW        32(BX)(AX*2), Y5, Y5
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y5, K6
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary4253:
+noted5070:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5072
+	VMOVNTDQ Z6, (BX)(AX*2)
+	JMP      stored5071
+
+ordinary5072:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored4252:
-	JMP done4248
+stored5071:
+	JMP done5065
 
-fp324247:
-done4248:
-stored4243:
+fp325064:
+done5065:
+stored5059:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -9448,11 +15613,11 @@ stored4243:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4254
+	JNE            unusual5073
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4256
+	JEQ            usual5075
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -9467,20 +15632,71 @@ stored4243:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4256:
-	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4255
+usual5075:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5076
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4254:
+noted5076:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5074
+
+unusual5073:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164258
-	JA             fp324259
+	JE             fp165078
+	JA             fp325079
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4261
+	JEQ            usual5081
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -9495,50 +15711,152 @@ unusual4254:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4261:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4263
-	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4262
+usual5081:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5082
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4263:
+noted5082:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5084
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5083
+
+ordinary5084:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored4262:
-	JMP done4260
+stored5083:
+	JMP done5080
 
-fp164258:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z29, Z28, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z29, Z28, Z18
-	VPXORD       Z17, Z17, Z17
-	VCVTPS2PH    $0x00, Z5, Y17
-	VCVTPS2PH    $0x00, Z18, Y5
-	VINSERTI64X4 $0x01, Y5, Z17, Z17
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4265
-	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored4264
+fp165078:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z29, Z28, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VPXORD        Z17, Z17, Z17
+	VCVTPS2PH     $0x00, Z5, Y17
+	VCVTPS2PH     $0x00, Z18, Y5
+	VINSERTI64X4  $0x01, Y5, Z17, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5085
+	VPSUBW        (BX)(AX*2), Y17, Y5
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K6
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y5
+	VPSUBW        32(BX)(AX*2), Y5, Y5
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K6
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4265:
+noted5085:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5087
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored5086
+
+ordinary5087:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored4264:
-	JMP done4260
+stored5086:
+	JMP done5080
 
-fp324259:
-done4260:
-stored4255:
+fp325079:
+done5080:
+stored5074:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile4238
+	JNE   tile5054
 	CMPL  5120(DX), $0x00
-	JEQ   done4267
+	JEQ   done5089
 	SUBQ  $0x00000100, AX
 
-next4266:
+next5088:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -9557,9 +15875,9 @@ next4266:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4266
+	JNE        next5088
 
-done4267:
+done5089:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -9584,11 +15902,11 @@ done4267:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual4268
+	JEQ           unusual5090
 	CMPL          R14, $0x5f000000
-	JBE           usual4269
+	JBE           usual5091
 
-unusual4268:
+unusual5090:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -9597,7 +15915,7 @@ unusual4268:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next4270:
+next5092:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -9606,7 +15924,7 @@ next4270:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next4270
+	JB            next5092
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -9628,7 +15946,7 @@ next4270:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual4269:
+usual5091:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -9743,13 +16061,13 @@ usual4269:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block4237
-	JMP          done4202
+	JB           block5053
+	JMP          done5012
 
-fp324201:
-block4271:
+fp325011:
+block5093:
 	TESTQ   R11, R11
-	JEQ     kept4274
+	JEQ     kept5096
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -9758,7 +16076,7 @@ block4271:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept4274:
+kept5096:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -9778,9 +16096,9 @@ kept4274:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile4272:
+tile5094:
 	TESTQ     R11, R11
-	JEQ       kept4275
+	JEQ       kept5097
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -9798,7 +16116,7 @@ tile4272:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept4275:
+kept5097:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -9913,11 +16231,11 @@ kept4275:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4276
+	JNE            unusual5098
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4278
+	JEQ            usual5100
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -9932,20 +16250,71 @@ kept4275:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4278:
-	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4277
+usual5100:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5101
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-unusual4276:
+noted5101:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5099
+
+unusual5098:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp164280
-	JA             fp324281
+	JE             fp165103
+	JA             fp325104
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4283
+	JEQ            usual5106
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -9960,41 +16329,143 @@ unusual4276:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4283:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4285
-	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4284
+usual5106:
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5107
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary4285:
+noted5107:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5109
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5108
+
+ordinary5109:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored4284:
-	JMP done4282
+stored5108:
+	JMP done5105
 
-fp164280:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z26, Z25, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z26, Z25, Z18
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z5, Y6
-	VCVTPS2PH    $0x00, Z18, Y5
-	VINSERTI64X4 $0x01, Y5, Z6, Z6
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4287
-	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored4286
+fp165103:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z26, Z25, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z26, Z25, Z18
+	VPXORD        Z6, Z6, Z6
+	VCVTPS2PH     $0x00, Z5, Y6
+	VCVTPS2PH     $0x00, Z18, Y5
+	VINSERTI64X4  $0x01, Y5, Z6, Z6
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	TESTQ         R13, R13
+	JEQ           noted5110
+	VPSUBW        (BX)(AX*2), Y6, Y5
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y5, K6
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K6
+	KMOVW         K6, (R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     (BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
+	VEXTRACTI64X4 $0x01, Z6, Y5
+	VPSUBW        32(BX)(AX*2), Y5, Y5
+	MOVQ          AX, R13
+	SHRQ          $0x02, R13
+	MOVQ          a+0(FP), R14
+	MOVQ          144(R14), R14
+	ADDQ          R14, R13
+	VPMOVW2M      Y5, K6
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R13)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K6
+	KMOVW         K6, 4(R13)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R13
+	MOVQ          152(R13), R14
+	VMOVDQU16     32(BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R14)
+	SETNE         R14
+	MOVBLZX       R14, R14
+	SHLQ          $0x05, R14
+	ADDQ          R14, 152(R13)
 
-ordinary4287:
+noted5110:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5112
+	VMOVNTDQ Z6, (BX)(AX*2)
+	JMP      stored5111
+
+ordinary5112:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored4286:
-	JMP done4282
+stored5111:
+	JMP done5105
 
-fp324281:
-done4282:
-stored4277:
+fp325104:
+done5105:
+stored5099:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -10114,11 +16585,11 @@ stored4277:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4288
+	JNE            unusual5113
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4290
+	JEQ            usual5115
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -10133,20 +16604,71 @@ stored4277:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4290:
-	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4289
+usual5115:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5116
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-unusual4288:
+noted5116:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5114
+
+unusual5113:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164292
-	JA             fp324293
+	JE             fp165118
+	JA             fp325119
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4295
+	JEQ            usual5121
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -10161,50 +16683,152 @@ unusual4288:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4295:
-	TESTQ    $0x00000004, DI
-	JNE      ordinary4297
-	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4296
+usual5121:
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5122
+	VPSUBW        (BX)(AX*2), Y5, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z5, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K6
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4297:
+noted5122:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5124
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored5123
+
+ordinary5124:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored4296:
-	JMP done4294
+stored5123:
+	JMP done5120
 
-fp164292:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
-	VPERMI2PS    Z29, Z28, Z5
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
-	VPERMI2PS    Z29, Z28, Z18
-	VPXORD       Z17, Z17, Z17
-	VCVTPS2PH    $0x00, Z5, Y17
-	VCVTPS2PH    $0x00, Z18, Y5
-	VINSERTI64X4 $0x01, Y5, Z17, Z17
-	TESTQ        $0x00000004, DI
-	JNE          ordinary4299
-	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored4298
+fp165118:
+	VMOVDQU32     pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS     Z29, Z28, Z5
+	VMOVDQU32     pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS     Z29, Z28, Z18
+	VPXORD        Z17, Z17, Z17
+	VCVTPS2PH     $0x00, Z5, Y17
+	VCVTPS2PH     $0x00, Z18, Y5
+	VINSERTI64X4  $0x01, Y5, Z17, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted5125
+	VPSUBW        (BX)(AX*2), Y17, Y5
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K6
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K6
+	KMOVW         K6, (R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z17, Y5
+	VPSUBW        32(BX)(AX*2), Y5, Y5
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y5, K6
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K7
+	KORW          K7, K6, K6
+	KMOVW         K6, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K6
+	KMOVW         K6, 4(R12)
+	KORTESTW      K7, K7
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y5
+	VMOVDQU16     Y5, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-ordinary4299:
+noted5125:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary5127
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored5126
+
+ordinary5127:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored4298:
-	JMP done4294
+stored5126:
+	JMP done5120
 
-fp324293:
-done4294:
-stored4289:
+fp325119:
+done5120:
+stored5114:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile4272
+	JNE   tile5094
 	CMPL  5120(DX), $0x00
-	JEQ   done4301
+	JEQ   done5129
 	SUBQ  $0x00000100, AX
 
-next4300:
+next5128:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -10223,9 +16847,9 @@ next4300:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4300
+	JNE        next5128
 
-done4301:
+done5129:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -10250,11 +16874,11 @@ done4301:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual4302
+	JEQ           unusual5130
 	CMPL          R14, $0x5f000000
-	JBE           usual4303
+	JBE           usual5131
 
-unusual4302:
+unusual5130:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -10263,7 +16887,7 @@ unusual4302:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next4304:
+next5132:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -10272,7 +16896,7 @@ next4304:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next4304
+	JB            next5132
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -10294,7 +16918,7 @@ next4304:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual4303:
+usual5131:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -10409,10 +17033,10 @@ usual4303:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block4271
+	JB           block5093
 
-done4202:
-tile4305:
+done5012:
+tile5133:
 	MOVQ           AX, CX
 	ANDQ           $0x000001ff, CX
 	MOVQ           CX, BX
@@ -10489,12 +17113,12 @@ tile4305:
 	VMOVDQU32      Z10, -32(CX)(AX*1)
 	ADDQ           $0x20, AX
 	TESTQ          $0x000000ff, AX
-	JNE            tile4305
+	JNE            tile5133
 	CMPL           5120(DX), $0x00
-	JEQ            done4307
+	JEQ            done5135
 	SUBQ           $0x00000100, AX
 
-next4306:
+next5134:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -10513,9 +17137,9 @@ next4306:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4306
+	JNE        next5134
 
-done4307:
+done5135:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER

@@ -14,6 +14,60 @@ DATA spread<>+24(SB)/4, $0x0d0c8080
 DATA spread<>+28(SB)/4, $0x0f0e8080
 GLOBL spread<>(SB), RODATA|NOPTR, $32
 
+DATA pattern00010001<>+0(SB)/4, $0x00010001
+DATA pattern00010001<>+4(SB)/4, $0x00010001
+DATA pattern00010001<>+8(SB)/4, $0x00010001
+DATA pattern00010001<>+12(SB)/4, $0x00010001
+DATA pattern00010001<>+16(SB)/4, $0x00010001
+DATA pattern00010001<>+20(SB)/4, $0x00010001
+DATA pattern00010001<>+24(SB)/4, $0x00010001
+DATA pattern00010001<>+28(SB)/4, $0x00010001
+DATA pattern00010001<>+32(SB)/4, $0x00010001
+DATA pattern00010001<>+36(SB)/4, $0x00010001
+DATA pattern00010001<>+40(SB)/4, $0x00010001
+DATA pattern00010001<>+44(SB)/4, $0x00010001
+DATA pattern00010001<>+48(SB)/4, $0x00010001
+DATA pattern00010001<>+52(SB)/4, $0x00010001
+DATA pattern00010001<>+56(SB)/4, $0x00010001
+DATA pattern00010001<>+60(SB)/4, $0x00010001
+GLOBL pattern00010001<>(SB), RODATA|NOPTR, $64
+
+DATA pattern00020002<>+0(SB)/4, $0x00020002
+DATA pattern00020002<>+4(SB)/4, $0x00020002
+DATA pattern00020002<>+8(SB)/4, $0x00020002
+DATA pattern00020002<>+12(SB)/4, $0x00020002
+DATA pattern00020002<>+16(SB)/4, $0x00020002
+DATA pattern00020002<>+20(SB)/4, $0x00020002
+DATA pattern00020002<>+24(SB)/4, $0x00020002
+DATA pattern00020002<>+28(SB)/4, $0x00020002
+DATA pattern00020002<>+32(SB)/4, $0x00020002
+DATA pattern00020002<>+36(SB)/4, $0x00020002
+DATA pattern00020002<>+40(SB)/4, $0x00020002
+DATA pattern00020002<>+44(SB)/4, $0x00020002
+DATA pattern00020002<>+48(SB)/4, $0x00020002
+DATA pattern00020002<>+52(SB)/4, $0x00020002
+DATA pattern00020002<>+56(SB)/4, $0x00020002
+DATA pattern00020002<>+60(SB)/4, $0x00020002
+GLOBL pattern00020002<>(SB), RODATA|NOPTR, $64
+
+DATA patternffffffff<>+0(SB)/4, $0xffffffff
+DATA patternffffffff<>+4(SB)/4, $0xffffffff
+DATA patternffffffff<>+8(SB)/4, $0xffffffff
+DATA patternffffffff<>+12(SB)/4, $0xffffffff
+DATA patternffffffff<>+16(SB)/4, $0xffffffff
+DATA patternffffffff<>+20(SB)/4, $0xffffffff
+DATA patternffffffff<>+24(SB)/4, $0xffffffff
+DATA patternffffffff<>+28(SB)/4, $0xffffffff
+DATA patternffffffff<>+32(SB)/4, $0xffffffff
+DATA patternffffffff<>+36(SB)/4, $0xffffffff
+DATA patternffffffff<>+40(SB)/4, $0xffffffff
+DATA patternffffffff<>+44(SB)/4, $0xffffffff
+DATA patternffffffff<>+48(SB)/4, $0xffffffff
+DATA patternffffffff<>+52(SB)/4, $0xffffffff
+DATA patternffffffff<>+56(SB)/4, $0xffffffff
+DATA patternffffffff<>+60(SB)/4, $0xffffffff
+GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
+
 DATA pattern80000000<>+0(SB)/4, $0x80000000
 DATA pattern80000000<>+4(SB)/4, $0x80000000
 DATA pattern80000000<>+8(SB)/4, $0x80000000
@@ -226,24 +280,6 @@ DATA pattern5f000000<>+56(SB)/4, $0x5f000000
 DATA pattern5f000000<>+60(SB)/4, $0x5f000000
 GLOBL pattern5f000000<>(SB), RODATA|NOPTR, $64
 
-DATA patternffffffff<>+0(SB)/4, $0xffffffff
-DATA patternffffffff<>+4(SB)/4, $0xffffffff
-DATA patternffffffff<>+8(SB)/4, $0xffffffff
-DATA patternffffffff<>+12(SB)/4, $0xffffffff
-DATA patternffffffff<>+16(SB)/4, $0xffffffff
-DATA patternffffffff<>+20(SB)/4, $0xffffffff
-DATA patternffffffff<>+24(SB)/4, $0xffffffff
-DATA patternffffffff<>+28(SB)/4, $0xffffffff
-DATA patternffffffff<>+32(SB)/4, $0xffffffff
-DATA patternffffffff<>+36(SB)/4, $0xffffffff
-DATA patternffffffff<>+40(SB)/4, $0xffffffff
-DATA patternffffffff<>+44(SB)/4, $0xffffffff
-DATA patternffffffff<>+48(SB)/4, $0xffffffff
-DATA patternffffffff<>+52(SB)/4, $0xffffffff
-DATA patternffffffff<>+56(SB)/4, $0xffffffff
-DATA patternffffffff<>+60(SB)/4, $0xffffffff
-GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
-
 DATA pattern3e000000<>+0(SB)/4, $0x3e000000
 DATA pattern3e000000<>+4(SB)/4, $0x3e000000
 DATA pattern3e000000<>+8(SB)/4, $0x3e000000
@@ -451,19 +487,19 @@ TEXT ·adamSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVQ         a+0(FP), R13
 	MOVQ         40(R13), R13
 	TESTQ        R13, R13
-	JEQ          plain1420
+	JEQ          plain1732
 	CMPQ         CX, $0x01
-	JE           fp161423
-	JA           fp321424
+	JE           fp161735
+	JA           fp321736
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check1427
+	JMP          check1739
 
-next1426:
+next1738:
 	TESTQ   R9, R9
-	JEQ     kept1428
+	JEQ     kept1740
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*2), Y6
@@ -481,7 +517,7 @@ next1426:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept1428:
+kept1740:
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (BX)(R12*1)
 	PREFETCHT0     (DI)(R12*4)
@@ -558,52 +594,87 @@ kept1428:
 	VPSRLD         $0x10, Y8, Y8
 	VPACKUSDW      Y8, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
-	VMOVDQU        Y6, (SI)(CX*2)
-	VPSLLD         $0x10, Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPSLLD         $0x10, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPACKUSDW      Y10, Y7, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VPSRLW         $0x08, Y6, Y6
-	VPACKUSWB      Y6, Y6, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VMOVDQU        X6, (BX)(CX*1)
 	MOVQ           a+0(FP), R13
-	MOVQ           40(R13), R13
-	VMOVDQU        192(R13), X6
-	VPADDQ         (BX)(CX*1), X6, X6
-	VMOVDQU        X6, 192(R13)
-	VMOVDQU        320(R13), Y6
-	VPADDQ         (DI)(CX*4), Y6, Y6
-	VPADDQ         32(DI)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 320(R13)
-	VMOVDQU        448(R13), Y6
-	VPADDQ         (R8)(CX*4), Y6, Y6
-	VPADDQ         32(R8)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 448(R13)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted1741
+	VPSUBW         (SI)(CX*2), Y6, Y8
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y11
+	VPSUBUSW       pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW       Y9, Y11, Y11
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y11, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y11, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y11, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (SI)(CX*2), Y8
+	VMOVDQU        Y8, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-check1427:
+noted1741:
+	VMOVDQU   Y6, (SI)(CX*2)
+	VPSLLD    $0x10, Y7, Y7
+	VPSRLD    $0x10, Y7, Y7
+	VPSLLD    $0x10, Y10, Y10
+	VPSRLD    $0x10, Y10, Y10
+	VPACKUSDW Y10, Y7, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	VPSRLW    $0x08, Y6, Y6
+	VPACKUSWB Y6, Y6, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	VMOVDQU   X6, (BX)(CX*1)
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	VMOVDQU   192(R13), X6
+	VPADDQ    (BX)(CX*1), X6, X6
+	VMOVDQU   X6, 192(R13)
+	VMOVDQU   320(R13), Y6
+	VPADDQ    (DI)(CX*4), Y6, Y6
+	VPADDQ    32(DI)(CX*4), Y6, Y6
+	VMOVDQU   Y6, 320(R13)
+	VMOVDQU   448(R13), Y6
+	VPADDQ    (R8)(CX*4), Y6, Y6
+	VPADDQ    32(R8)(CX*4), Y6, Y6
+	VMOVDQU   Y6, 448(R13)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R12
+
+check1739:
 	CMPQ CX, R11
-	JB   next1426
+	JB   next1738
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1426
-	JMP  done1425
+	JB   next1738
+	JMP  done1737
 
-fp161423:
+fp161735:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1430
+	JMP  check1743
 
-next1429:
+next1742:
 	TESTQ   R9, R9
-	JEQ     kept1431
+	JEQ     kept1744
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*2), Y6
@@ -621,7 +692,7 @@ next1429:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept1431:
+kept1744:
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (BX)(R12*1)
 	PREFETCHT0     (DI)(R12*4)
@@ -696,52 +767,87 @@ kept1431:
 	VPSRLD         $0x10, Y8, Y8
 	VPACKUSDW      Y8, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
-	VMOVDQU        Y6, (SI)(CX*2)
-	VPSLLD         $0x10, Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPSLLD         $0x10, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPACKUSDW      Y10, Y7, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VPSRLW         $0x08, Y6, Y6
-	VPACKUSWB      Y6, Y6, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VMOVDQU        X6, (BX)(CX*1)
 	MOVQ           a+0(FP), R13
-	MOVQ           40(R13), R13
-	VMOVDQU        192(R13), X6
-	VPADDQ         (BX)(CX*1), X6, X6
-	VMOVDQU        X6, 192(R13)
-	VMOVDQU        320(R13), Y6
-	VPADDQ         (DI)(CX*4), Y6, Y6
-	VPADDQ         32(DI)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 320(R13)
-	VMOVDQU        448(R13), Y6
-	VPADDQ         (R8)(CX*4), Y6, Y6
-	VPADDQ         32(R8)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 448(R13)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted1745
+	VPSUBW         (SI)(CX*2), Y6, Y8
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y11
+	VPSUBUSW       pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW       Y9, Y11, Y11
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y11, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y11, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y11, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (SI)(CX*2), Y8
+	VMOVDQU        Y8, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-check1430:
+noted1745:
+	VMOVDQU   Y6, (SI)(CX*2)
+	VPSLLD    $0x10, Y7, Y7
+	VPSRLD    $0x10, Y7, Y7
+	VPSLLD    $0x10, Y10, Y10
+	VPSRLD    $0x10, Y10, Y10
+	VPACKUSDW Y10, Y7, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	VPSRLW    $0x08, Y6, Y6
+	VPACKUSWB Y6, Y6, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	VMOVDQU   X6, (BX)(CX*1)
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	VMOVDQU   192(R13), X6
+	VPADDQ    (BX)(CX*1), X6, X6
+	VMOVDQU   X6, 192(R13)
+	VMOVDQU   320(R13), Y6
+	VPADDQ    (DI)(CX*4), Y6, Y6
+	VPADDQ    32(DI)(CX*4), Y6, Y6
+	VMOVDQU   Y6, 320(R13)
+	VMOVDQU   448(R13), Y6
+	VPADDQ    (R8)(CX*4), Y6, Y6
+	VPADDQ    32(R8)(CX*4), Y6, Y6
+	VMOVDQU   Y6, 448(R13)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R12
+
+check1743:
 	CMPQ CX, R11
-	JB   next1429
+	JB   next1742
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1429
-	JMP  done1425
+	JB   next1742
+	JMP  done1737
 
-fp321424:
+fp321736:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1433
+	JMP  check1747
 
-next1432:
+next1746:
 	TESTQ   R9, R9
-	JEQ     kept1434
+	JEQ     kept1748
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*2), Y6
@@ -759,7 +865,7 @@ next1432:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept1434:
+kept1748:
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (BX)(R12*1)
 	PREFETCHT0     (DI)(R12*4)
@@ -834,57 +940,92 @@ kept1434:
 	VPSRLD         $0x10, Y8, Y8
 	VPACKUSDW      Y8, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
-	VMOVDQU        Y6, (SI)(CX*2)
-	VPSLLD         $0x10, Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPSLLD         $0x10, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPACKUSDW      Y10, Y7, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VPSRLW         $0x08, Y6, Y6
-	VPACKUSWB      Y6, Y6, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VMOVDQU        X6, (BX)(CX*1)
 	MOVQ           a+0(FP), R13
-	MOVQ           40(R13), R13
-	VMOVDQU        192(R13), X6
-	VPADDQ         (BX)(CX*1), X6, X6
-	VMOVDQU        X6, 192(R13)
-	VMOVDQU        320(R13), Y6
-	VPADDQ         (DI)(CX*4), Y6, Y6
-	VPADDQ         32(DI)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 320(R13)
-	VMOVDQU        448(R13), Y6
-	VPADDQ         (R8)(CX*4), Y6, Y6
-	VPADDQ         32(R8)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 448(R13)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted1749
+	VPSUBW         (SI)(CX*2), Y6, Y8
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y11
+	VPSUBUSW       pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW       Y9, Y11, Y11
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y11, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y11, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y11, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (SI)(CX*2), Y8
+	VMOVDQU        Y8, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-check1433:
+noted1749:
+	VMOVDQU   Y6, (SI)(CX*2)
+	VPSLLD    $0x10, Y7, Y7
+	VPSRLD    $0x10, Y7, Y7
+	VPSLLD    $0x10, Y10, Y10
+	VPSRLD    $0x10, Y10, Y10
+	VPACKUSDW Y10, Y7, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	VPSRLW    $0x08, Y6, Y6
+	VPACKUSWB Y6, Y6, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	VMOVDQU   X6, (BX)(CX*1)
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	VMOVDQU   192(R13), X6
+	VPADDQ    (BX)(CX*1), X6, X6
+	VMOVDQU   X6, 192(R13)
+	VMOVDQU   320(R13), Y6
+	VPADDQ    (DI)(CX*4), Y6, Y6
+	VPADDQ    32(DI)(CX*4), Y6, Y6
+	VMOVDQU   Y6, 320(R13)
+	VMOVDQU   448(R13), Y6
+	VPADDQ    (R8)(CX*4), Y6, Y6
+	VPADDQ    32(R8)(CX*4), Y6, Y6
+	VMOVDQU   Y6, 448(R13)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R12
+
+check1747:
 	CMPQ CX, R11
-	JB   next1432
+	JB   next1746
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1432
+	JB   next1746
 
-done1425:
-	JMP updated1421
+done1737:
+	JMP updated1733
 
-plain1420:
+plain1732:
 	CMPQ CX, $0x01
-	JE   fp161436
-	JA   fp321437
+	JE   fp161751
+	JA   fp321752
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1440
+	JMP  check1755
 
-next1439:
+next1754:
 	TESTQ   R9, R9
-	JEQ     kept1441
+	JEQ     kept1756
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*2), Y6
@@ -902,7 +1043,7 @@ next1439:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept1441:
+kept1756:
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (BX)(R12*1)
 	PREFETCHT0     (DI)(R12*4)
@@ -966,39 +1107,74 @@ kept1441:
 	VPSRLD         $0x10, Y8, Y8
 	VPACKUSDW      Y8, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
-	VMOVDQU        Y6, (SI)(CX*2)
-	VPSLLD         $0x10, Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPSLLD         $0x10, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPACKUSDW      Y10, Y7, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VPSRLW         $0x08, Y6, Y6
-	VPACKUSWB      Y6, Y6, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VMOVDQU        X6, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted1757
+	VPSUBW         (SI)(CX*2), Y6, Y8
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y11
+	VPSUBUSW       pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW       Y9, Y11, Y11
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y11, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y11, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y11, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (SI)(CX*2), Y8
+	VMOVDQU        Y8, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-check1440:
+noted1757:
+	VMOVDQU   Y6, (SI)(CX*2)
+	VPSLLD    $0x10, Y7, Y7
+	VPSRLD    $0x10, Y7, Y7
+	VPSLLD    $0x10, Y10, Y10
+	VPSRLD    $0x10, Y10, Y10
+	VPACKUSDW Y10, Y7, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	VPSRLW    $0x08, Y6, Y6
+	VPACKUSWB Y6, Y6, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	VMOVDQU   X6, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R12
+
+check1755:
 	CMPQ CX, R11
-	JB   next1439
+	JB   next1754
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1439
-	JMP  done1438
+	JB   next1754
+	JMP  done1753
 
-fp161436:
+fp161751:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1443
+	JMP  check1759
 
-next1442:
+next1758:
 	TESTQ   R9, R9
-	JEQ     kept1444
+	JEQ     kept1760
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*2), Y6
@@ -1016,7 +1192,7 @@ next1442:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept1444:
+kept1760:
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (BX)(R12*1)
 	PREFETCHT0     (DI)(R12*4)
@@ -1078,39 +1254,74 @@ kept1444:
 	VPSRLD         $0x10, Y8, Y8
 	VPACKUSDW      Y8, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
-	VMOVDQU        Y6, (SI)(CX*2)
-	VPSLLD         $0x10, Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPSLLD         $0x10, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPACKUSDW      Y10, Y7, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VPSRLW         $0x08, Y6, Y6
-	VPACKUSWB      Y6, Y6, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VMOVDQU        X6, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted1761
+	VPSUBW         (SI)(CX*2), Y6, Y8
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y11
+	VPSUBUSW       pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW       Y9, Y11, Y11
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y11, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y11, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y11, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (SI)(CX*2), Y8
+	VMOVDQU        Y8, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-check1443:
+noted1761:
+	VMOVDQU   Y6, (SI)(CX*2)
+	VPSLLD    $0x10, Y7, Y7
+	VPSRLD    $0x10, Y7, Y7
+	VPSLLD    $0x10, Y10, Y10
+	VPSRLD    $0x10, Y10, Y10
+	VPACKUSDW Y10, Y7, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	VPSRLW    $0x08, Y6, Y6
+	VPACKUSWB Y6, Y6, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	VMOVDQU   X6, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R12
+
+check1759:
 	CMPQ CX, R11
-	JB   next1442
+	JB   next1758
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1442
-	JMP  done1438
+	JB   next1758
+	JMP  done1753
 
-fp321437:
+fp321752:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1446
+	JMP  check1763
 
-next1445:
+next1762:
 	TESTQ   R9, R9
-	JEQ     kept1447
+	JEQ     kept1764
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*2), Y6
@@ -1128,7 +1339,7 @@ next1445:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept1447:
+kept1764:
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (BX)(R12*1)
 	PREFETCHT0     (DI)(R12*4)
@@ -1190,30 +1401,65 @@ kept1447:
 	VPSRLD         $0x10, Y8, Y8
 	VPACKUSDW      Y8, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
-	VMOVDQU        Y6, (SI)(CX*2)
-	VPSLLD         $0x10, Y7, Y7
-	VPSRLD         $0x10, Y7, Y7
-	VPSLLD         $0x10, Y10, Y10
-	VPSRLD         $0x10, Y10, Y10
-	VPACKUSDW      Y10, Y7, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VPSRLW         $0x08, Y6, Y6
-	VPACKUSWB      Y6, Y6, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VMOVDQU        X6, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted1765
+	VPSUBW         (SI)(CX*2), Y6, Y8
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y11
+	VPSUBUSW       pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW       Y9, Y11, Y11
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y11, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y11, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y11, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (SI)(CX*2), Y8
+	VMOVDQU        Y8, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-check1446:
+noted1765:
+	VMOVDQU   Y6, (SI)(CX*2)
+	VPSLLD    $0x10, Y7, Y7
+	VPSRLD    $0x10, Y7, Y7
+	VPSLLD    $0x10, Y10, Y10
+	VPSRLD    $0x10, Y10, Y10
+	VPACKUSDW Y10, Y7, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	VPSRLW    $0x08, Y6, Y6
+	VPACKUSWB Y6, Y6, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	VMOVDQU   X6, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R12
+
+check1763:
 	CMPQ CX, R11
-	JB   next1445
+	JB   next1762
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1445
+	JB   next1762
 
-done1438:
-updated1421:
+done1753:
+updated1733:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1258,19 +1504,19 @@ TEXT ·lionSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain1448
+	JEQ          plain1766
 	CMPQ         CX, $0x01
-	JE           fp161451
-	JA           fp321452
+	JE           fp161769
+	JA           fp321770
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1455
+	JMP          check1773
 
-next1454:
+next1772:
 	TESTQ   R8, R8
-	JEQ     kept1456
+	JEQ     kept1774
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1284,7 +1530,7 @@ next1454:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1456:
+kept1774:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1360,48 +1606,83 @@ kept1456:
 	VPSRLD         $0x10, Y7, Y7
 	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (SI)(CX*2)
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPSLLD         $0x10, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPACKUSDW      Y9, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VPSRLW         $0x08, Y5, Y5
-	VPACKUSWB      Y5, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        X5, (BX)(CX*1)
 	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), X5
-	VPADDQ         (BX)(CX*1), X5, X5
-	VMOVDQU        X5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1775
+	VPSUBW         (SI)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y8, Y10, Y10
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y10, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y10, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y10, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1455:
+noted1775:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPSLLD    $0x10, Y9, Y9
+	VPSRLD    $0x10, Y9, Y9
+	VPACKUSDW Y9, Y6, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X5
+	VPADDQ    (BX)(CX*1), X5, X5
+	VMOVDQU   X5, 192(R12)
+	VMOVDQU   320(R12), Y5
+	VPADDQ    (DI)(CX*4), Y5, Y5
+	VPADDQ    32(DI)(CX*4), Y5, Y5
+	VMOVDQU   Y5, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1773:
 	CMPQ CX, R10
-	JB   next1454
+	JB   next1772
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1454
-	JMP  done1453
+	JB   next1772
+	JMP  done1771
 
-fp161451:
+fp161769:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1458
+	JMP  check1777
 
-next1457:
+next1776:
 	TESTQ   R8, R8
-	JEQ     kept1459
+	JEQ     kept1778
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1415,7 +1696,7 @@ next1457:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1459:
+kept1778:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1489,48 +1770,83 @@ kept1459:
 	VPSRLD         $0x10, Y7, Y7
 	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (SI)(CX*2)
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPSLLD         $0x10, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPACKUSDW      Y9, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VPSRLW         $0x08, Y5, Y5
-	VPACKUSWB      Y5, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        X5, (BX)(CX*1)
 	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), X5
-	VPADDQ         (BX)(CX*1), X5, X5
-	VMOVDQU        X5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1779
+	VPSUBW         (SI)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y8, Y10, Y10
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y10, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y10, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y10, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1458:
+noted1779:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPSLLD    $0x10, Y9, Y9
+	VPSRLD    $0x10, Y9, Y9
+	VPACKUSDW Y9, Y6, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X5
+	VPADDQ    (BX)(CX*1), X5, X5
+	VMOVDQU   X5, 192(R12)
+	VMOVDQU   320(R12), Y5
+	VPADDQ    (DI)(CX*4), Y5, Y5
+	VPADDQ    32(DI)(CX*4), Y5, Y5
+	VMOVDQU   Y5, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1777:
 	CMPQ CX, R10
-	JB   next1457
+	JB   next1776
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1457
-	JMP  done1453
+	JB   next1776
+	JMP  done1771
 
-fp321452:
+fp321770:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1461
+	JMP  check1781
 
-next1460:
+next1780:
 	TESTQ   R8, R8
-	JEQ     kept1462
+	JEQ     kept1782
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1544,7 +1860,7 @@ next1460:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1462:
+kept1782:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1618,53 +1934,88 @@ kept1462:
 	VPSRLD         $0x10, Y7, Y7
 	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (SI)(CX*2)
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPSLLD         $0x10, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPACKUSDW      Y9, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VPSRLW         $0x08, Y5, Y5
-	VPACKUSWB      Y5, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        X5, (BX)(CX*1)
 	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), X5
-	VPADDQ         (BX)(CX*1), X5, X5
-	VMOVDQU        X5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1783
+	VPSUBW         (SI)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y8, Y10, Y10
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y10, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y10, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y10, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1461:
+noted1783:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPSLLD    $0x10, Y9, Y9
+	VPSRLD    $0x10, Y9, Y9
+	VPACKUSDW Y9, Y6, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X5
+	VPADDQ    (BX)(CX*1), X5, X5
+	VMOVDQU   X5, 192(R12)
+	VMOVDQU   320(R12), Y5
+	VPADDQ    (DI)(CX*4), Y5, Y5
+	VPADDQ    32(DI)(CX*4), Y5, Y5
+	VMOVDQU   Y5, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1781:
 	CMPQ CX, R10
-	JB   next1460
+	JB   next1780
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1460
+	JB   next1780
 
-done1453:
-	JMP updated1449
+done1771:
+	JMP updated1767
 
-plain1448:
+plain1766:
 	CMPQ CX, $0x01
-	JE   fp161464
-	JA   fp321465
+	JE   fp161785
+	JA   fp321786
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1468
+	JMP  check1789
 
-next1467:
+next1788:
 	TESTQ   R8, R8
-	JEQ     kept1469
+	JEQ     kept1790
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1678,7 +2029,7 @@ next1467:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1469:
+kept1790:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1745,39 +2096,74 @@ kept1469:
 	VPSRLD         $0x10, Y7, Y7
 	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (SI)(CX*2)
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPSLLD         $0x10, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPACKUSDW      Y9, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VPSRLW         $0x08, Y5, Y5
-	VPACKUSWB      Y5, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        X5, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1791
+	VPSUBW         (SI)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y8, Y10, Y10
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y10, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y10, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y10, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1468:
+noted1791:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPSLLD    $0x10, Y9, Y9
+	VPSRLD    $0x10, Y9, Y9
+	VPACKUSDW Y9, Y6, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1789:
 	CMPQ CX, R10
-	JB   next1467
+	JB   next1788
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1467
-	JMP  done1466
+	JB   next1788
+	JMP  done1787
 
-fp161464:
+fp161785:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1471
+	JMP  check1793
 
-next1470:
+next1792:
 	TESTQ   R8, R8
-	JEQ     kept1472
+	JEQ     kept1794
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1791,7 +2177,7 @@ next1470:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1472:
+kept1794:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1856,39 +2242,74 @@ kept1472:
 	VPSRLD         $0x10, Y7, Y7
 	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (SI)(CX*2)
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPSLLD         $0x10, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPACKUSDW      Y9, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VPSRLW         $0x08, Y5, Y5
-	VPACKUSWB      Y5, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        X5, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1795
+	VPSUBW         (SI)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y8, Y10, Y10
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y10, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y10, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y10, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1471:
+noted1795:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPSLLD    $0x10, Y9, Y9
+	VPSRLD    $0x10, Y9, Y9
+	VPACKUSDW Y9, Y6, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1793:
 	CMPQ CX, R10
-	JB   next1470
+	JB   next1792
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1470
-	JMP  done1466
+	JB   next1792
+	JMP  done1787
 
-fp321465:
+fp321786:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1474
+	JMP  check1797
 
-next1473:
+next1796:
 	TESTQ   R8, R8
-	JEQ     kept1475
+	JEQ     kept1798
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1902,7 +2323,7 @@ next1473:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1475:
+kept1798:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1967,30 +2388,65 @@ kept1475:
 	VPSRLD         $0x10, Y7, Y7
 	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (SI)(CX*2)
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPSLLD         $0x10, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPACKUSDW      Y9, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VPSRLW         $0x08, Y5, Y5
-	VPACKUSWB      Y5, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        X5, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1799
+	VPSUBW         (SI)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y8, Y10, Y10
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y10, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y10, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y10, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1474:
+noted1799:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPSLLD    $0x10, Y9, Y9
+	VPSRLD    $0x10, Y9, Y9
+	VPACKUSDW Y9, Y6, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1797:
 	CMPQ CX, R10
-	JB   next1473
+	JB   next1796
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1473
+	JB   next1796
 
-done1466:
-updated1449:
+done1787:
+updated1767:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2032,19 +2488,19 @@ TEXT ·adagradSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain1476
+	JEQ          plain1800
 	CMPQ         CX, $0x01
-	JE           fp161479
-	JA           fp321480
+	JE           fp161803
+	JA           fp321804
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1483
+	JMP          check1807
 
-next1482:
+next1806:
 	TESTQ   R8, R8
-	JEQ     kept1484
+	JEQ     kept1808
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y2
@@ -2058,7 +2514,7 @@ next1482:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1484:
+kept1808:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -2120,48 +2576,83 @@ kept1484:
 	VPSRLD         $0x10, Y4, Y4
 	VPACKUSDW      Y4, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
-	VMOVDQU        Y2, (SI)(CX*2)
-	VPSLLD         $0x10, Y3, Y3
-	VPSRLD         $0x10, Y3, Y3
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPACKUSDW      Y6, Y3, Y2
-	VPERMQ         $0xd8, Y2, Y2
-	VPSRLW         $0x08, Y2, Y2
-	VPACKUSWB      Y2, Y2, Y2
-	VPERMQ         $0xd8, Y2, Y2
-	VMOVDQU        X2, (BX)(CX*1)
 	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), X2
-	VPADDQ         (BX)(CX*1), X2, X2
-	VMOVDQU        X2, 192(R12)
-	VMOVDQU        320(R12), Y2
-	VPADDQ         (DI)(CX*4), Y2, Y2
-	VPADDQ         32(DI)(CX*4), Y2, Y2
-	VMOVDQU        Y2, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1809
+	VPSUBW         (SI)(CX*2), Y2, Y4
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y5, Y5, Y5
+	VPADDW         pattern00010001<>+0(SB), Y4, Y7
+	VPSUBUSW       pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW       Y5, Y7, Y7
+	VPCMPEQW       Y5, Y4, Y5
+	VPANDN         Y7, Y5, Y5
+	VPCMPGTW       patternffffffff<>+0(SB), Y4, Y4
+	VPAND          Y7, Y4, Y4
+	VPACKSSWB      Y4, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPMOVMSKB      Y5, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y7, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y4
+	VMOVDQU        Y4, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1483:
+noted1809:
+	VMOVDQU   Y2, (SI)(CX*2)
+	VPSLLD    $0x10, Y3, Y3
+	VPSRLD    $0x10, Y3, Y3
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y3, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	VPSRLW    $0x08, Y2, Y2
+	VPACKUSWB Y2, Y2, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	VMOVDQU   X2, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X2
+	VPADDQ    (BX)(CX*1), X2, X2
+	VMOVDQU   X2, 192(R12)
+	VMOVDQU   320(R12), Y2
+	VPADDQ    (DI)(CX*4), Y2, Y2
+	VPADDQ    32(DI)(CX*4), Y2, Y2
+	VMOVDQU   Y2, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1807:
 	CMPQ CX, R10
-	JB   next1482
+	JB   next1806
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1482
-	JMP  done1481
+	JB   next1806
+	JMP  done1805
 
-fp161479:
+fp161803:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1486
+	JMP  check1811
 
-next1485:
+next1810:
 	TESTQ   R8, R8
-	JEQ     kept1487
+	JEQ     kept1812
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y2
@@ -2175,7 +2666,7 @@ next1485:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1487:
+kept1812:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -2235,48 +2726,83 @@ kept1487:
 	VPSRLD         $0x10, Y4, Y4
 	VPACKUSDW      Y4, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
-	VMOVDQU        Y2, (SI)(CX*2)
-	VPSLLD         $0x10, Y3, Y3
-	VPSRLD         $0x10, Y3, Y3
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPACKUSDW      Y6, Y3, Y2
-	VPERMQ         $0xd8, Y2, Y2
-	VPSRLW         $0x08, Y2, Y2
-	VPACKUSWB      Y2, Y2, Y2
-	VPERMQ         $0xd8, Y2, Y2
-	VMOVDQU        X2, (BX)(CX*1)
 	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), X2
-	VPADDQ         (BX)(CX*1), X2, X2
-	VMOVDQU        X2, 192(R12)
-	VMOVDQU        320(R12), Y2
-	VPADDQ         (DI)(CX*4), Y2, Y2
-	VPADDQ         32(DI)(CX*4), Y2, Y2
-	VMOVDQU        Y2, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1813
+	VPSUBW         (SI)(CX*2), Y2, Y4
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y5, Y5, Y5
+	VPADDW         pattern00010001<>+0(SB), Y4, Y7
+	VPSUBUSW       pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW       Y5, Y7, Y7
+	VPCMPEQW       Y5, Y4, Y5
+	VPANDN         Y7, Y5, Y5
+	VPCMPGTW       patternffffffff<>+0(SB), Y4, Y4
+	VPAND          Y7, Y4, Y4
+	VPACKSSWB      Y4, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPMOVMSKB      Y5, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y7, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y4
+	VMOVDQU        Y4, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1486:
+noted1813:
+	VMOVDQU   Y2, (SI)(CX*2)
+	VPSLLD    $0x10, Y3, Y3
+	VPSRLD    $0x10, Y3, Y3
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y3, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	VPSRLW    $0x08, Y2, Y2
+	VPACKUSWB Y2, Y2, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	VMOVDQU   X2, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X2
+	VPADDQ    (BX)(CX*1), X2, X2
+	VMOVDQU   X2, 192(R12)
+	VMOVDQU   320(R12), Y2
+	VPADDQ    (DI)(CX*4), Y2, Y2
+	VPADDQ    32(DI)(CX*4), Y2, Y2
+	VMOVDQU   Y2, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1811:
 	CMPQ CX, R10
-	JB   next1485
+	JB   next1810
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1485
-	JMP  done1481
+	JB   next1810
+	JMP  done1805
 
-fp321480:
+fp321804:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1489
+	JMP  check1815
 
-next1488:
+next1814:
 	TESTQ   R8, R8
-	JEQ     kept1490
+	JEQ     kept1816
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y2
@@ -2290,7 +2816,7 @@ next1488:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1490:
+kept1816:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -2350,53 +2876,88 @@ kept1490:
 	VPSRLD         $0x10, Y4, Y4
 	VPACKUSDW      Y4, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
-	VMOVDQU        Y2, (SI)(CX*2)
-	VPSLLD         $0x10, Y3, Y3
-	VPSRLD         $0x10, Y3, Y3
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPACKUSDW      Y6, Y3, Y2
-	VPERMQ         $0xd8, Y2, Y2
-	VPSRLW         $0x08, Y2, Y2
-	VPACKUSWB      Y2, Y2, Y2
-	VPERMQ         $0xd8, Y2, Y2
-	VMOVDQU        X2, (BX)(CX*1)
 	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), X2
-	VPADDQ         (BX)(CX*1), X2, X2
-	VMOVDQU        X2, 192(R12)
-	VMOVDQU        320(R12), Y2
-	VPADDQ         (DI)(CX*4), Y2, Y2
-	VPADDQ         32(DI)(CX*4), Y2, Y2
-	VMOVDQU        Y2, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1817
+	VPSUBW         (SI)(CX*2), Y2, Y4
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y5, Y5, Y5
+	VPADDW         pattern00010001<>+0(SB), Y4, Y7
+	VPSUBUSW       pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW       Y5, Y7, Y7
+	VPCMPEQW       Y5, Y4, Y5
+	VPANDN         Y7, Y5, Y5
+	VPCMPGTW       patternffffffff<>+0(SB), Y4, Y4
+	VPAND          Y7, Y4, Y4
+	VPACKSSWB      Y4, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPMOVMSKB      Y5, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y7, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y4
+	VMOVDQU        Y4, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1489:
+noted1817:
+	VMOVDQU   Y2, (SI)(CX*2)
+	VPSLLD    $0x10, Y3, Y3
+	VPSRLD    $0x10, Y3, Y3
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y3, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	VPSRLW    $0x08, Y2, Y2
+	VPACKUSWB Y2, Y2, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	VMOVDQU   X2, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X2
+	VPADDQ    (BX)(CX*1), X2, X2
+	VMOVDQU   X2, 192(R12)
+	VMOVDQU   320(R12), Y2
+	VPADDQ    (DI)(CX*4), Y2, Y2
+	VPADDQ    32(DI)(CX*4), Y2, Y2
+	VMOVDQU   Y2, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1815:
 	CMPQ CX, R10
-	JB   next1488
+	JB   next1814
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1488
+	JB   next1814
 
-done1481:
-	JMP updated1477
+done1805:
+	JMP updated1801
 
-plain1476:
+plain1800:
 	CMPQ CX, $0x01
-	JE   fp161492
-	JA   fp321493
+	JE   fp161819
+	JA   fp321820
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1496
+	JMP  check1823
 
-next1495:
+next1822:
 	TESTQ   R8, R8
-	JEQ     kept1497
+	JEQ     kept1824
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y2
@@ -2410,7 +2971,7 @@ next1495:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1497:
+kept1824:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -2463,39 +3024,74 @@ kept1497:
 	VPSRLD         $0x10, Y4, Y4
 	VPACKUSDW      Y4, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
-	VMOVDQU        Y2, (SI)(CX*2)
-	VPSLLD         $0x10, Y3, Y3
-	VPSRLD         $0x10, Y3, Y3
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPACKUSDW      Y6, Y3, Y2
-	VPERMQ         $0xd8, Y2, Y2
-	VPSRLW         $0x08, Y2, Y2
-	VPACKUSWB      Y2, Y2, Y2
-	VPERMQ         $0xd8, Y2, Y2
-	VMOVDQU        X2, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1825
+	VPSUBW         (SI)(CX*2), Y2, Y4
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y5, Y5, Y5
+	VPADDW         pattern00010001<>+0(SB), Y4, Y7
+	VPSUBUSW       pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW       Y5, Y7, Y7
+	VPCMPEQW       Y5, Y4, Y5
+	VPANDN         Y7, Y5, Y5
+	VPCMPGTW       patternffffffff<>+0(SB), Y4, Y4
+	VPAND          Y7, Y4, Y4
+	VPACKSSWB      Y4, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPMOVMSKB      Y5, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y7, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y4
+	VMOVDQU        Y4, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1496:
+noted1825:
+	VMOVDQU   Y2, (SI)(CX*2)
+	VPSLLD    $0x10, Y3, Y3
+	VPSRLD    $0x10, Y3, Y3
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y3, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	VPSRLW    $0x08, Y2, Y2
+	VPACKUSWB Y2, Y2, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	VMOVDQU   X2, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1823:
 	CMPQ CX, R10
-	JB   next1495
+	JB   next1822
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1495
-	JMP  done1494
+	JB   next1822
+	JMP  done1821
 
-fp161492:
+fp161819:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1499
+	JMP  check1827
 
-next1498:
+next1826:
 	TESTQ   R8, R8
-	JEQ     kept1500
+	JEQ     kept1828
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y2
@@ -2509,7 +3105,7 @@ next1498:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1500:
+kept1828:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -2560,39 +3156,74 @@ kept1500:
 	VPSRLD         $0x10, Y4, Y4
 	VPACKUSDW      Y4, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
-	VMOVDQU        Y2, (SI)(CX*2)
-	VPSLLD         $0x10, Y3, Y3
-	VPSRLD         $0x10, Y3, Y3
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPACKUSDW      Y6, Y3, Y2
-	VPERMQ         $0xd8, Y2, Y2
-	VPSRLW         $0x08, Y2, Y2
-	VPACKUSWB      Y2, Y2, Y2
-	VPERMQ         $0xd8, Y2, Y2
-	VMOVDQU        X2, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1829
+	VPSUBW         (SI)(CX*2), Y2, Y4
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y5, Y5, Y5
+	VPADDW         pattern00010001<>+0(SB), Y4, Y7
+	VPSUBUSW       pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW       Y5, Y7, Y7
+	VPCMPEQW       Y5, Y4, Y5
+	VPANDN         Y7, Y5, Y5
+	VPCMPGTW       patternffffffff<>+0(SB), Y4, Y4
+	VPAND          Y7, Y4, Y4
+	VPACKSSWB      Y4, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPMOVMSKB      Y5, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y7, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y4
+	VMOVDQU        Y4, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1499:
+noted1829:
+	VMOVDQU   Y2, (SI)(CX*2)
+	VPSLLD    $0x10, Y3, Y3
+	VPSRLD    $0x10, Y3, Y3
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y3, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	VPSRLW    $0x08, Y2, Y2
+	VPACKUSWB Y2, Y2, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	VMOVDQU   X2, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1827:
 	CMPQ CX, R10
-	JB   next1498
+	JB   next1826
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1498
-	JMP  done1494
+	JB   next1826
+	JMP  done1821
 
-fp321493:
+fp321820:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1502
+	JMP  check1831
 
-next1501:
+next1830:
 	TESTQ   R8, R8
-	JEQ     kept1503
+	JEQ     kept1832
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y2
@@ -2606,7 +3237,7 @@ next1501:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1503:
+kept1832:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -2657,30 +3288,65 @@ kept1503:
 	VPSRLD         $0x10, Y4, Y4
 	VPACKUSDW      Y4, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
-	VMOVDQU        Y2, (SI)(CX*2)
-	VPSLLD         $0x10, Y3, Y3
-	VPSRLD         $0x10, Y3, Y3
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPACKUSDW      Y6, Y3, Y2
-	VPERMQ         $0xd8, Y2, Y2
-	VPSRLW         $0x08, Y2, Y2
-	VPACKUSWB      Y2, Y2, Y2
-	VPERMQ         $0xd8, Y2, Y2
-	VMOVDQU        X2, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1833
+	VPSUBW         (SI)(CX*2), Y2, Y4
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y5, Y5, Y5
+	VPADDW         pattern00010001<>+0(SB), Y4, Y7
+	VPSUBUSW       pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW       Y5, Y7, Y7
+	VPCMPEQW       Y5, Y4, Y5
+	VPANDN         Y7, Y5, Y5
+	VPCMPGTW       patternffffffff<>+0(SB), Y4, Y4
+	VPAND          Y7, Y4, Y4
+	VPACKSSWB      Y4, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPMOVMSKB      Y5, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y7, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y4
+	VMOVDQU        Y4, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1502:
+noted1833:
+	VMOVDQU   Y2, (SI)(CX*2)
+	VPSLLD    $0x10, Y3, Y3
+	VPSRLD    $0x10, Y3, Y3
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y3, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	VPSRLW    $0x08, Y2, Y2
+	VPACKUSWB Y2, Y2, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	VMOVDQU   X2, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1831:
 	CMPQ CX, R10
-	JB   next1501
+	JB   next1830
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1501
+	JB   next1830
 
-done1494:
-updated1477:
+done1821:
+updated1801:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2725,19 +3391,19 @@ TEXT ·sgdSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain1504
+	JEQ          plain1834
 	CMPQ         CX, $0x01
-	JE           fp161507
-	JA           fp321508
+	JE           fp161837
+	JA           fp321838
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1511
+	JMP          check1841
 
-next1510:
+next1840:
 	TESTQ   R8, R8
-	JEQ     kept1512
+	JEQ     kept1842
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -2751,7 +3417,7 @@ next1510:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1512:
+kept1842:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -2813,48 +3479,83 @@ kept1512:
 	VPSRLD         $0x10, Y7, Y7
 	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (SI)(CX*2)
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPSLLD         $0x10, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPACKUSDW      Y9, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VPSRLW         $0x08, Y5, Y5
-	VPACKUSWB      Y5, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        X5, (BX)(CX*1)
 	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), X5
-	VPADDQ         (BX)(CX*1), X5, X5
-	VMOVDQU        X5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1843
+	VPSUBW         (SI)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y8, Y10, Y10
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y10, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y10, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y10, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1511:
+noted1843:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPSLLD    $0x10, Y9, Y9
+	VPSRLD    $0x10, Y9, Y9
+	VPACKUSDW Y9, Y6, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X5
+	VPADDQ    (BX)(CX*1), X5, X5
+	VMOVDQU   X5, 192(R12)
+	VMOVDQU   320(R12), Y5
+	VPADDQ    (DI)(CX*4), Y5, Y5
+	VPADDQ    32(DI)(CX*4), Y5, Y5
+	VMOVDQU   Y5, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1841:
 	CMPQ CX, R10
-	JB   next1510
+	JB   next1840
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1510
-	JMP  done1509
+	JB   next1840
+	JMP  done1839
 
-fp161507:
+fp161837:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1514
+	JMP  check1845
 
-next1513:
+next1844:
 	TESTQ   R8, R8
-	JEQ     kept1515
+	JEQ     kept1846
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -2868,7 +3569,7 @@ next1513:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1515:
+kept1846:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -2928,48 +3629,83 @@ kept1515:
 	VPSRLD         $0x10, Y7, Y7
 	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (SI)(CX*2)
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPSLLD         $0x10, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPACKUSDW      Y9, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VPSRLW         $0x08, Y5, Y5
-	VPACKUSWB      Y5, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        X5, (BX)(CX*1)
 	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), X5
-	VPADDQ         (BX)(CX*1), X5, X5
-	VMOVDQU        X5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1847
+	VPSUBW         (SI)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y8, Y10, Y10
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y10, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y10, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y10, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1514:
+noted1847:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPSLLD    $0x10, Y9, Y9
+	VPSRLD    $0x10, Y9, Y9
+	VPACKUSDW Y9, Y6, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X5
+	VPADDQ    (BX)(CX*1), X5, X5
+	VMOVDQU   X5, 192(R12)
+	VMOVDQU   320(R12), Y5
+	VPADDQ    (DI)(CX*4), Y5, Y5
+	VPADDQ    32(DI)(CX*4), Y5, Y5
+	VMOVDQU   Y5, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1845:
 	CMPQ CX, R10
-	JB   next1513
+	JB   next1844
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1513
-	JMP  done1509
+	JB   next1844
+	JMP  done1839
 
-fp321508:
+fp321838:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1517
+	JMP  check1849
 
-next1516:
+next1848:
 	TESTQ   R8, R8
-	JEQ     kept1518
+	JEQ     kept1850
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -2983,7 +3719,7 @@ next1516:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1518:
+kept1850:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -3043,53 +3779,88 @@ kept1518:
 	VPSRLD         $0x10, Y7, Y7
 	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (SI)(CX*2)
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPSLLD         $0x10, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPACKUSDW      Y9, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VPSRLW         $0x08, Y5, Y5
-	VPACKUSWB      Y5, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        X5, (BX)(CX*1)
 	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), X5
-	VPADDQ         (BX)(CX*1), X5, X5
-	VMOVDQU        X5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1851
+	VPSUBW         (SI)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y8, Y10, Y10
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y10, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y10, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y10, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1517:
+noted1851:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPSLLD    $0x10, Y9, Y9
+	VPSRLD    $0x10, Y9, Y9
+	VPACKUSDW Y9, Y6, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X5
+	VPADDQ    (BX)(CX*1), X5, X5
+	VMOVDQU   X5, 192(R12)
+	VMOVDQU   320(R12), Y5
+	VPADDQ    (DI)(CX*4), Y5, Y5
+	VPADDQ    32(DI)(CX*4), Y5, Y5
+	VMOVDQU   Y5, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1849:
 	CMPQ CX, R10
-	JB   next1516
+	JB   next1848
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1516
+	JB   next1848
 
-done1509:
-	JMP updated1505
+done1839:
+	JMP updated1835
 
-plain1504:
+plain1834:
 	CMPQ CX, $0x01
-	JE   fp161520
-	JA   fp321521
+	JE   fp161853
+	JA   fp321854
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1524
+	JMP  check1857
 
-next1523:
+next1856:
 	TESTQ   R8, R8
-	JEQ     kept1525
+	JEQ     kept1858
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -3103,7 +3874,7 @@ next1523:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1525:
+kept1858:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -3156,39 +3927,74 @@ kept1525:
 	VPSRLD         $0x10, Y7, Y7
 	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (SI)(CX*2)
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPSLLD         $0x10, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPACKUSDW      Y9, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VPSRLW         $0x08, Y5, Y5
-	VPACKUSWB      Y5, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        X5, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1859
+	VPSUBW         (SI)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y8, Y10, Y10
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y10, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y10, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y10, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1524:
+noted1859:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPSLLD    $0x10, Y9, Y9
+	VPSRLD    $0x10, Y9, Y9
+	VPACKUSDW Y9, Y6, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1857:
 	CMPQ CX, R10
-	JB   next1523
+	JB   next1856
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1523
-	JMP  done1522
+	JB   next1856
+	JMP  done1855
 
-fp161520:
+fp161853:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1527
+	JMP  check1861
 
-next1526:
+next1860:
 	TESTQ   R8, R8
-	JEQ     kept1528
+	JEQ     kept1862
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -3202,7 +4008,7 @@ next1526:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1528:
+kept1862:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -3253,39 +4059,74 @@ kept1528:
 	VPSRLD         $0x10, Y7, Y7
 	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (SI)(CX*2)
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPSLLD         $0x10, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPACKUSDW      Y9, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VPSRLW         $0x08, Y5, Y5
-	VPACKUSWB      Y5, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        X5, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1863
+	VPSUBW         (SI)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y8, Y10, Y10
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y10, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y10, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y10, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1527:
+noted1863:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPSLLD    $0x10, Y9, Y9
+	VPSRLD    $0x10, Y9, Y9
+	VPACKUSDW Y9, Y6, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1861:
 	CMPQ CX, R10
-	JB   next1526
+	JB   next1860
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1526
-	JMP  done1522
+	JB   next1860
+	JMP  done1855
 
-fp321521:
+fp321854:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1530
+	JMP  check1865
 
-next1529:
+next1864:
 	TESTQ   R8, R8
-	JEQ     kept1531
+	JEQ     kept1866
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -3299,7 +4140,7 @@ next1529:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept1531:
+kept1866:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -3350,30 +4191,65 @@ kept1531:
 	VPSRLD         $0x10, Y7, Y7
 	VPACKUSDW      Y7, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        Y5, (SI)(CX*2)
-	VPSLLD         $0x10, Y6, Y6
-	VPSRLD         $0x10, Y6, Y6
-	VPSLLD         $0x10, Y9, Y9
-	VPSRLD         $0x10, Y9, Y9
-	VPACKUSDW      Y9, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VPSRLW         $0x08, Y5, Y5
-	VPACKUSWB      Y5, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        X5, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted1867
+	VPSUBW         (SI)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y8, Y10, Y10
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y10, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y10, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y10, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check1530:
+noted1867:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y6, Y6
+	VPSLLD    $0x10, Y9, Y9
+	VPSRLD    $0x10, Y9, Y9
+	VPACKUSDW Y9, Y6, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1865:
 	CMPQ CX, R10
-	JB   next1529
+	JB   next1864
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1529
+	JB   next1864
 
-done1522:
-updated1505:
+done1855:
+updated1835:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3398,15 +4274,15 @@ TEXT ·trafficSplit241xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp161533
-	JA    fp321534
+	JE    fp161869
+	JA    fp321870
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check1537
+	JMP   check1873
 
-next1536:
+next1872:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -3423,23 +4299,23 @@ next1536:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1537:
+check1873:
 	CMPQ DX, R8
-	JB   next1536
+	JB   next1872
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1536
-	JMP  done1535
+	JB   next1872
+	JMP  done1871
 
-fp161533:
+fp161869:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1539
+	JMP  check1875
 
-next1538:
+next1874:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -3456,23 +4332,23 @@ next1538:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1539:
+check1875:
 	CMPQ DX, R8
-	JB   next1538
+	JB   next1874
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1538
-	JMP  done1535
+	JB   next1874
+	JMP  done1871
 
-fp321534:
+fp321870:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1541
+	JMP  check1877
 
-next1540:
+next1876:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -3490,15 +4366,15 @@ next1540:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1541:
+check1877:
 	CMPQ DX, R8
-	JB   next1540
+	JB   next1876
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1540
+	JB   next1876
 
-done1535:
+done1871:
 	VZEROUPPER
 	RET
 
@@ -3524,15 +4400,15 @@ TEXT ·trafficSplit242xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp161543
-	JA    fp321544
+	JE    fp161879
+	JA    fp321880
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check1547
+	JMP   check1883
 
-next1546:
+next1882:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -3554,23 +4430,23 @@ next1546:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1547:
+check1883:
 	CMPQ DX, R9
-	JB   next1546
+	JB   next1882
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1546
-	JMP  done1545
+	JB   next1882
+	JMP  done1881
 
-fp161543:
+fp161879:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1549
+	JMP  check1885
 
-next1548:
+next1884:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -3592,23 +4468,23 @@ next1548:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1549:
+check1885:
 	CMPQ DX, R9
-	JB   next1548
+	JB   next1884
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1548
-	JMP  done1545
+	JB   next1884
+	JMP  done1881
 
-fp321544:
+fp321880:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1551
+	JMP  check1887
 
-next1550:
+next1886:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -3631,15 +4507,15 @@ next1550:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1551:
+check1887:
 	CMPQ DX, R9
-	JB   next1550
+	JB   next1886
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1550
+	JB   next1886
 
-done1545:
+done1881:
 	VZEROUPPER
 	RET
 
@@ -3689,19 +4565,19 @@ TEXT ·adamSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVQ         a+0(FP), R13
 	MOVQ         40(R13), R13
 	TESTQ        R13, R13
-	JEQ          plain1552
+	JEQ          plain1888
 	CMPQ         CX, $0x01
-	JE           fp161555
-	JA           fp321556
+	JE           fp161891
+	JA           fp321892
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check1559
+	JMP          check1895
 
-next1558:
+next1894:
 	TESTQ   R9, R9
-	JEQ     kept1560
+	JEQ     kept1896
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*2), Y7
@@ -3721,7 +4597,7 @@ next1558:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1560:
+kept1896:
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (BX)(R12*1)
 	PREFETCHT0  (DI)(R12*2)
@@ -3809,6 +4685,41 @@ kept1560:
 	VPADDD      pattern00008000<>+0(SB), Y10, Y9
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1897
+	VPSUBW      (SI)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y11, Y11, Y11
+	VPADDW      pattern00010001<>+0(SB), Y9, Y12
+	VPSUBUSW    pattern00020002<>+0(SB), Y12, Y12
+	VPCMPEQW    Y11, Y12, Y12
+	VPCMPEQW    Y11, Y9, Y11
+	VPANDN      Y12, Y11, Y11
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y12, Y9, Y9
+	VPACKSSWB   Y9, Y11, Y11
+	VPERMQ      $0xd8, Y11, Y11
+	VPMOVMSKB   Y11, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y12, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (SI)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
+
+noted1897:
 	VMOVDQU     Y7, (SI)(CX*2)
 	VPSLLD      $0x10, Y10, Y7
 	VPBLENDW    $0x55, Y8, Y7, Y7
@@ -3916,46 +4827,81 @@ kept1560:
 	VPADDD      pattern00008000<>+0(SB), Y10, Y9
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
-	VMOVDQU     Y7, (SI)(CX*2)
-	VPSLLD      $0x10, Y10, Y7
-	VPBLENDW    $0x55, Y8, Y7, Y7
-	VPSRLW      $0x08, Y7, Y7
-	VPACKUSWB   Y7, Y7, Y7
-	VPERMQ      $0xd8, Y7, Y7
-	VMOVDQU     X7, (BX)(CX*1)
 	MOVQ        a+0(FP), R13
-	MOVQ        40(R13), R13
-	VMOVDQU     192(R13), X7
-	VPADDQ      (BX)(CX*1), X7, X7
-	VMOVDQU     X7, 192(R13)
-	VMOVDQU     320(R13), Y7
-	VPADDQ      (DI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 320(R13)
-	VMOVDQU     448(R13), Y7
-	VPADDQ      (R8)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 448(R13)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1898
+	VPSUBW      (SI)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y11, Y11, Y11
+	VPADDW      pattern00010001<>+0(SB), Y9, Y12
+	VPSUBUSW    pattern00020002<>+0(SB), Y12, Y12
+	VPCMPEQW    Y11, Y12, Y12
+	VPCMPEQW    Y11, Y9, Y11
+	VPANDN      Y12, Y11, Y11
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y12, Y9, Y9
+	VPACKSSWB   Y9, Y11, Y11
+	VPERMQ      $0xd8, Y11, Y11
+	VPMOVMSKB   Y11, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y12, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (SI)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-check1559:
+noted1898:
+	VMOVDQU   Y7, (SI)(CX*2)
+	VPSLLD    $0x10, Y10, Y7
+	VPBLENDW  $0x55, Y8, Y7, Y7
+	VPSRLW    $0x08, Y7, Y7
+	VPACKUSWB Y7, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VMOVDQU   X7, (BX)(CX*1)
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	VMOVDQU   192(R13), X7
+	VPADDQ    (BX)(CX*1), X7, X7
+	VMOVDQU   X7, 192(R13)
+	VMOVDQU   320(R13), Y7
+	VPADDQ    (DI)(CX*2), Y7, Y7
+	VMOVDQU   Y7, 320(R13)
+	VMOVDQU   448(R13), Y7
+	VPADDQ    (R8)(CX*2), Y7, Y7
+	VMOVDQU   Y7, 448(R13)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R12
+
+check1895:
 	CMPQ CX, R11
-	JB   next1558
+	JB   next1894
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1558
-	JMP  done1557
+	JB   next1894
+	JMP  done1893
 
-fp161555:
+fp161891:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1562
+	JMP  check1900
 
-next1561:
+next1899:
 	TESTQ   R9, R9
-	JEQ     kept1563
+	JEQ     kept1901
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*2), Y7
@@ -3975,7 +4921,7 @@ next1561:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1563:
+kept1901:
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (BX)(R12*1)
 	PREFETCHT0  (DI)(R12*2)
@@ -4066,6 +5012,41 @@ kept1563:
 	VPADDD      pattern00008000<>+0(SB), Y10, Y9
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1902
+	VPSUBW      (SI)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y11, Y11, Y11
+	VPADDW      pattern00010001<>+0(SB), Y9, Y12
+	VPSUBUSW    pattern00020002<>+0(SB), Y12, Y12
+	VPCMPEQW    Y11, Y12, Y12
+	VPCMPEQW    Y11, Y9, Y11
+	VPANDN      Y12, Y11, Y11
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y12, Y9, Y9
+	VPACKSSWB   Y9, Y11, Y11
+	VPERMQ      $0xd8, Y11, Y11
+	VPMOVMSKB   Y11, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y12, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (SI)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
+
+noted1902:
 	VMOVDQU     Y7, (SI)(CX*2)
 	VPSLLD      $0x10, Y10, Y7
 	VPBLENDW    $0x55, Y8, Y7, Y7
@@ -4176,46 +5157,81 @@ kept1563:
 	VPADDD      pattern00008000<>+0(SB), Y10, Y9
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
-	VMOVDQU     Y7, (SI)(CX*2)
-	VPSLLD      $0x10, Y10, Y7
-	VPBLENDW    $0x55, Y8, Y7, Y7
-	VPSRLW      $0x08, Y7, Y7
-	VPACKUSWB   Y7, Y7, Y7
-	VPERMQ      $0xd8, Y7, Y7
-	VMOVDQU     X7, (BX)(CX*1)
 	MOVQ        a+0(FP), R13
-	MOVQ        40(R13), R13
-	VMOVDQU     192(R13), X7
-	VPADDQ      (BX)(CX*1), X7, X7
-	VMOVDQU     X7, 192(R13)
-	VMOVDQU     320(R13), Y7
-	VPADDQ      (DI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 320(R13)
-	VMOVDQU     448(R13), Y7
-	VPADDQ      (R8)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 448(R13)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1903
+	VPSUBW      (SI)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y11, Y11, Y11
+	VPADDW      pattern00010001<>+0(SB), Y9, Y12
+	VPSUBUSW    pattern00020002<>+0(SB), Y12, Y12
+	VPCMPEQW    Y11, Y12, Y12
+	VPCMPEQW    Y11, Y9, Y11
+	VPANDN      Y12, Y11, Y11
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y12, Y9, Y9
+	VPACKSSWB   Y9, Y11, Y11
+	VPERMQ      $0xd8, Y11, Y11
+	VPMOVMSKB   Y11, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y12, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (SI)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-check1562:
+noted1903:
+	VMOVDQU   Y7, (SI)(CX*2)
+	VPSLLD    $0x10, Y10, Y7
+	VPBLENDW  $0x55, Y8, Y7, Y7
+	VPSRLW    $0x08, Y7, Y7
+	VPACKUSWB Y7, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VMOVDQU   X7, (BX)(CX*1)
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	VMOVDQU   192(R13), X7
+	VPADDQ    (BX)(CX*1), X7, X7
+	VMOVDQU   X7, 192(R13)
+	VMOVDQU   320(R13), Y7
+	VPADDQ    (DI)(CX*2), Y7, Y7
+	VMOVDQU   Y7, 320(R13)
+	VMOVDQU   448(R13), Y7
+	VPADDQ    (R8)(CX*2), Y7, Y7
+	VMOVDQU   Y7, 448(R13)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R12
+
+check1900:
 	CMPQ CX, R11
-	JB   next1561
+	JB   next1899
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1561
-	JMP  done1557
+	JB   next1899
+	JMP  done1893
 
-fp321556:
+fp321892:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1565
+	JMP  check1905
 
-next1564:
+next1904:
 	TESTQ   R9, R9
-	JEQ     kept1566
+	JEQ     kept1906
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*2), Y7
@@ -4235,7 +5251,7 @@ next1564:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1566:
+kept1906:
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (BX)(R12*1)
 	PREFETCHT0  (DI)(R12*2)
@@ -4326,6 +5342,41 @@ kept1566:
 	VPADDD      pattern00008000<>+0(SB), Y10, Y9
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1907
+	VPSUBW      (SI)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y11, Y11, Y11
+	VPADDW      pattern00010001<>+0(SB), Y9, Y12
+	VPSUBUSW    pattern00020002<>+0(SB), Y12, Y12
+	VPCMPEQW    Y11, Y12, Y12
+	VPCMPEQW    Y11, Y9, Y11
+	VPANDN      Y12, Y11, Y11
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y12, Y9, Y9
+	VPACKSSWB   Y9, Y11, Y11
+	VPERMQ      $0xd8, Y11, Y11
+	VPMOVMSKB   Y11, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y12, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (SI)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
+
+noted1907:
 	VMOVDQU     Y7, (SI)(CX*2)
 	VPSLLD      $0x10, Y10, Y7
 	VPBLENDW    $0x55, Y8, Y7, Y7
@@ -4436,51 +5487,86 @@ kept1566:
 	VPADDD      pattern00008000<>+0(SB), Y10, Y9
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
-	VMOVDQU     Y7, (SI)(CX*2)
-	VPSLLD      $0x10, Y10, Y7
-	VPBLENDW    $0x55, Y8, Y7, Y7
-	VPSRLW      $0x08, Y7, Y7
-	VPACKUSWB   Y7, Y7, Y7
-	VPERMQ      $0xd8, Y7, Y7
-	VMOVDQU     X7, (BX)(CX*1)
 	MOVQ        a+0(FP), R13
-	MOVQ        40(R13), R13
-	VMOVDQU     192(R13), X7
-	VPADDQ      (BX)(CX*1), X7, X7
-	VMOVDQU     X7, 192(R13)
-	VMOVDQU     320(R13), Y7
-	VPADDQ      (DI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 320(R13)
-	VMOVDQU     448(R13), Y7
-	VPADDQ      (R8)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 448(R13)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1908
+	VPSUBW      (SI)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y11, Y11, Y11
+	VPADDW      pattern00010001<>+0(SB), Y9, Y12
+	VPSUBUSW    pattern00020002<>+0(SB), Y12, Y12
+	VPCMPEQW    Y11, Y12, Y12
+	VPCMPEQW    Y11, Y9, Y11
+	VPANDN      Y12, Y11, Y11
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y12, Y9, Y9
+	VPACKSSWB   Y9, Y11, Y11
+	VPERMQ      $0xd8, Y11, Y11
+	VPMOVMSKB   Y11, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y12, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (SI)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-check1565:
+noted1908:
+	VMOVDQU   Y7, (SI)(CX*2)
+	VPSLLD    $0x10, Y10, Y7
+	VPBLENDW  $0x55, Y8, Y7, Y7
+	VPSRLW    $0x08, Y7, Y7
+	VPACKUSWB Y7, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VMOVDQU   X7, (BX)(CX*1)
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	VMOVDQU   192(R13), X7
+	VPADDQ    (BX)(CX*1), X7, X7
+	VMOVDQU   X7, 192(R13)
+	VMOVDQU   320(R13), Y7
+	VPADDQ    (DI)(CX*2), Y7, Y7
+	VMOVDQU   Y7, 320(R13)
+	VMOVDQU   448(R13), Y7
+	VPADDQ    (R8)(CX*2), Y7, Y7
+	VMOVDQU   Y7, 448(R13)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R12
+
+check1905:
 	CMPQ CX, R11
-	JB   next1564
+	JB   next1904
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1564
+	JB   next1904
 
-done1557:
-	JMP updated1553
+done1893:
+	JMP updated1889
 
-plain1552:
+plain1888:
 	CMPQ CX, $0x01
-	JE   fp161568
-	JA   fp321569
+	JE   fp161910
+	JA   fp321911
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1572
+	JMP  check1914
 
-next1571:
+next1913:
 	TESTQ   R9, R9
-	JEQ     kept1573
+	JEQ     kept1915
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*2), Y7
@@ -4500,7 +5586,7 @@ next1571:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1573:
+kept1915:
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (BX)(R12*1)
 	PREFETCHT0  (DI)(R12*2)
@@ -4577,6 +5663,41 @@ kept1573:
 	VPADDD      pattern00008000<>+0(SB), Y10, Y9
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1916
+	VPSUBW      (SI)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y11, Y11, Y11
+	VPADDW      pattern00010001<>+0(SB), Y9, Y12
+	VPSUBUSW    pattern00020002<>+0(SB), Y12, Y12
+	VPCMPEQW    Y11, Y12, Y12
+	VPCMPEQW    Y11, Y9, Y11
+	VPANDN      Y12, Y11, Y11
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y12, Y9, Y9
+	VPACKSSWB   Y9, Y11, Y11
+	VPERMQ      $0xd8, Y11, Y11
+	VPMOVMSKB   Y11, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y12, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (SI)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
+
+noted1916:
 	VMOVDQU     Y7, (SI)(CX*2)
 	VPSLLD      $0x10, Y10, Y7
 	VPBLENDW    $0x55, Y8, Y7, Y7
@@ -4662,35 +5783,70 @@ kept1573:
 	VPADDD      pattern00008000<>+0(SB), Y10, Y9
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
-	VMOVDQU     Y7, (SI)(CX*2)
-	VPSLLD      $0x10, Y10, Y7
-	VPBLENDW    $0x55, Y8, Y7, Y7
-	VPSRLW      $0x08, Y7, Y7
-	VPACKUSWB   Y7, Y7, Y7
-	VPERMQ      $0xd8, Y7, Y7
-	VMOVDQU     X7, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1917
+	VPSUBW      (SI)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y11, Y11, Y11
+	VPADDW      pattern00010001<>+0(SB), Y9, Y12
+	VPSUBUSW    pattern00020002<>+0(SB), Y12, Y12
+	VPCMPEQW    Y11, Y12, Y12
+	VPCMPEQW    Y11, Y9, Y11
+	VPANDN      Y12, Y11, Y11
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y12, Y9, Y9
+	VPACKSSWB   Y9, Y11, Y11
+	VPERMQ      $0xd8, Y11, Y11
+	VPMOVMSKB   Y11, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y12, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (SI)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-check1572:
+noted1917:
+	VMOVDQU   Y7, (SI)(CX*2)
+	VPSLLD    $0x10, Y10, Y7
+	VPBLENDW  $0x55, Y8, Y7, Y7
+	VPSRLW    $0x08, Y7, Y7
+	VPACKUSWB Y7, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VMOVDQU   X7, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R12
+
+check1914:
 	CMPQ CX, R11
-	JB   next1571
+	JB   next1913
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1571
-	JMP  done1570
+	JB   next1913
+	JMP  done1912
 
-fp161568:
+fp161910:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1575
+	JMP  check1919
 
-next1574:
+next1918:
 	TESTQ   R9, R9
-	JEQ     kept1576
+	JEQ     kept1920
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*2), Y7
@@ -4710,7 +5866,7 @@ next1574:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1576:
+kept1920:
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (BX)(R12*1)
 	PREFETCHT0  (DI)(R12*2)
@@ -4790,6 +5946,41 @@ kept1576:
 	VPADDD      pattern00008000<>+0(SB), Y10, Y9
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1921
+	VPSUBW      (SI)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y11, Y11, Y11
+	VPADDW      pattern00010001<>+0(SB), Y9, Y12
+	VPSUBUSW    pattern00020002<>+0(SB), Y12, Y12
+	VPCMPEQW    Y11, Y12, Y12
+	VPCMPEQW    Y11, Y9, Y11
+	VPANDN      Y12, Y11, Y11
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y12, Y9, Y9
+	VPACKSSWB   Y9, Y11, Y11
+	VPERMQ      $0xd8, Y11, Y11
+	VPMOVMSKB   Y11, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y12, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (SI)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
+
+noted1921:
 	VMOVDQU     Y7, (SI)(CX*2)
 	VPSLLD      $0x10, Y10, Y7
 	VPBLENDW    $0x55, Y8, Y7, Y7
@@ -4878,35 +6069,70 @@ kept1576:
 	VPADDD      pattern00008000<>+0(SB), Y10, Y9
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
-	VMOVDQU     Y7, (SI)(CX*2)
-	VPSLLD      $0x10, Y10, Y7
-	VPBLENDW    $0x55, Y8, Y7, Y7
-	VPSRLW      $0x08, Y7, Y7
-	VPACKUSWB   Y7, Y7, Y7
-	VPERMQ      $0xd8, Y7, Y7
-	VMOVDQU     X7, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1922
+	VPSUBW      (SI)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y11, Y11, Y11
+	VPADDW      pattern00010001<>+0(SB), Y9, Y12
+	VPSUBUSW    pattern00020002<>+0(SB), Y12, Y12
+	VPCMPEQW    Y11, Y12, Y12
+	VPCMPEQW    Y11, Y9, Y11
+	VPANDN      Y12, Y11, Y11
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y12, Y9, Y9
+	VPACKSSWB   Y9, Y11, Y11
+	VPERMQ      $0xd8, Y11, Y11
+	VPMOVMSKB   Y11, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y12, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (SI)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-check1575:
+noted1922:
+	VMOVDQU   Y7, (SI)(CX*2)
+	VPSLLD    $0x10, Y10, Y7
+	VPBLENDW  $0x55, Y8, Y7, Y7
+	VPSRLW    $0x08, Y7, Y7
+	VPACKUSWB Y7, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VMOVDQU   X7, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R12
+
+check1919:
 	CMPQ CX, R11
-	JB   next1574
+	JB   next1918
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1574
-	JMP  done1570
+	JB   next1918
+	JMP  done1912
 
-fp321569:
+fp321911:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1578
+	JMP  check1924
 
-next1577:
+next1923:
 	TESTQ   R9, R9
-	JEQ     kept1579
+	JEQ     kept1925
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*2), Y7
@@ -4926,7 +6152,7 @@ next1577:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1579:
+kept1925:
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (BX)(R12*1)
 	PREFETCHT0  (DI)(R12*2)
@@ -5006,6 +6232,41 @@ kept1579:
 	VPADDD      pattern00008000<>+0(SB), Y10, Y9
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1926
+	VPSUBW      (SI)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y11, Y11, Y11
+	VPADDW      pattern00010001<>+0(SB), Y9, Y12
+	VPSUBUSW    pattern00020002<>+0(SB), Y12, Y12
+	VPCMPEQW    Y11, Y12, Y12
+	VPCMPEQW    Y11, Y9, Y11
+	VPANDN      Y12, Y11, Y11
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y12, Y9, Y9
+	VPACKSSWB   Y9, Y11, Y11
+	VPERMQ      $0xd8, Y11, Y11
+	VPMOVMSKB   Y11, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y12, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (SI)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
+
+noted1926:
 	VMOVDQU     Y7, (SI)(CX*2)
 	VPSLLD      $0x10, Y10, Y7
 	VPBLENDW    $0x55, Y8, Y7, Y7
@@ -5094,26 +6355,61 @@ kept1579:
 	VPADDD      pattern00008000<>+0(SB), Y10, Y9
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y9, Y7, Y7
-	VMOVDQU     Y7, (SI)(CX*2)
-	VPSLLD      $0x10, Y10, Y7
-	VPBLENDW    $0x55, Y8, Y7, Y7
-	VPSRLW      $0x08, Y7, Y7
-	VPACKUSWB   Y7, Y7, Y7
-	VPERMQ      $0xd8, Y7, Y7
-	VMOVDQU     X7, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted1927
+	VPSUBW      (SI)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y11, Y11, Y11
+	VPADDW      pattern00010001<>+0(SB), Y9, Y12
+	VPSUBUSW    pattern00020002<>+0(SB), Y12, Y12
+	VPCMPEQW    Y11, Y12, Y12
+	VPCMPEQW    Y11, Y9, Y11
+	VPANDN      Y12, Y11, Y11
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y12, Y9, Y9
+	VPACKSSWB   Y9, Y11, Y11
+	VPERMQ      $0xd8, Y11, Y11
+	VPMOVMSKB   Y11, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y12, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (SI)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-check1578:
+noted1927:
+	VMOVDQU   Y7, (SI)(CX*2)
+	VPSLLD    $0x10, Y10, Y7
+	VPBLENDW  $0x55, Y8, Y7, Y7
+	VPSRLW    $0x08, Y7, Y7
+	VPACKUSWB Y7, Y7, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VMOVDQU   X7, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R12
+
+check1924:
 	CMPQ CX, R11
-	JB   next1577
+	JB   next1923
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1577
+	JB   next1923
 
-done1570:
-updated1553:
+done1912:
+updated1889:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -5158,19 +6454,19 @@ TEXT ·lionSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain1580
+	JEQ          plain1928
 	CMPQ         CX, $0x01
-	JE           fp161583
-	JA           fp321584
+	JE           fp161931
+	JA           fp321932
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1587
+	JMP          check1935
 
-next1586:
+next1934:
 	TESTQ   R8, R8
-	JEQ     kept1588
+	JEQ     kept1936
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -5186,7 +6482,7 @@ next1586:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1588:
+kept1936:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -5262,6 +6558,41 @@ kept1588:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1937
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted1937:
 	VMOVDQU     Y5, (SI)(CX*2)
 	VPSLLD      $0x10, Y8, Y5
 	VPBLENDW    $0x55, Y6, Y5, Y5
@@ -5354,43 +6685,78 @@ kept1588:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
-	VPSLLD      $0x10, Y8, Y5
-	VPBLENDW    $0x55, Y6, Y5, Y5
-	VPSRLW      $0x08, Y5, Y5
-	VPACKUSWB   Y5, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     X5, (BX)(CX*1)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), X5
-	VPADDQ      (BX)(CX*1), X5, X5
-	VMOVDQU     X5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1938
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1587:
+noted1938:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y8, Y5
+	VPBLENDW  $0x55, Y6, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X5
+	VPADDQ    (BX)(CX*1), X5, X5
+	VMOVDQU   X5, 192(R12)
+	VMOVDQU   320(R12), Y5
+	VPADDQ    (DI)(CX*2), Y5, Y5
+	VMOVDQU   Y5, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1935:
 	CMPQ CX, R10
-	JB   next1586
+	JB   next1934
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1586
-	JMP  done1585
+	JB   next1934
+	JMP  done1933
 
-fp161583:
+fp161931:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1590
+	JMP  check1940
 
-next1589:
+next1939:
 	TESTQ   R8, R8
-	JEQ     kept1591
+	JEQ     kept1941
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -5406,7 +6772,7 @@ next1589:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1591:
+kept1941:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -5485,6 +6851,41 @@ kept1591:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1942
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted1942:
 	VMOVDQU     Y5, (SI)(CX*2)
 	VPSLLD      $0x10, Y8, Y5
 	VPBLENDW    $0x55, Y6, Y5, Y5
@@ -5580,43 +6981,78 @@ kept1591:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
-	VPSLLD      $0x10, Y8, Y5
-	VPBLENDW    $0x55, Y6, Y5, Y5
-	VPSRLW      $0x08, Y5, Y5
-	VPACKUSWB   Y5, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     X5, (BX)(CX*1)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), X5
-	VPADDQ      (BX)(CX*1), X5, X5
-	VMOVDQU     X5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1943
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1590:
+noted1943:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y8, Y5
+	VPBLENDW  $0x55, Y6, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X5
+	VPADDQ    (BX)(CX*1), X5, X5
+	VMOVDQU   X5, 192(R12)
+	VMOVDQU   320(R12), Y5
+	VPADDQ    (DI)(CX*2), Y5, Y5
+	VMOVDQU   Y5, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1940:
 	CMPQ CX, R10
-	JB   next1589
+	JB   next1939
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1589
-	JMP  done1585
+	JB   next1939
+	JMP  done1933
 
-fp321584:
+fp321932:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1593
+	JMP  check1945
 
-next1592:
+next1944:
 	TESTQ   R8, R8
-	JEQ     kept1594
+	JEQ     kept1946
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -5632,7 +7068,7 @@ next1592:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1594:
+kept1946:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -5711,6 +7147,41 @@ kept1594:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1947
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted1947:
 	VMOVDQU     Y5, (SI)(CX*2)
 	VPSLLD      $0x10, Y8, Y5
 	VPBLENDW    $0x55, Y6, Y5, Y5
@@ -5806,48 +7277,83 @@ kept1594:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
-	VPSLLD      $0x10, Y8, Y5
-	VPBLENDW    $0x55, Y6, Y5, Y5
-	VPSRLW      $0x08, Y5, Y5
-	VPACKUSWB   Y5, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     X5, (BX)(CX*1)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), X5
-	VPADDQ      (BX)(CX*1), X5, X5
-	VMOVDQU     X5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1948
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1593:
+noted1948:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y8, Y5
+	VPBLENDW  $0x55, Y6, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X5
+	VPADDQ    (BX)(CX*1), X5, X5
+	VMOVDQU   X5, 192(R12)
+	VMOVDQU   320(R12), Y5
+	VPADDQ    (DI)(CX*2), Y5, Y5
+	VMOVDQU   Y5, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1945:
 	CMPQ CX, R10
-	JB   next1592
+	JB   next1944
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1592
+	JB   next1944
 
-done1585:
-	JMP updated1581
+done1933:
+	JMP updated1929
 
-plain1580:
+plain1928:
 	CMPQ CX, $0x01
-	JE   fp161596
-	JA   fp321597
+	JE   fp161950
+	JA   fp321951
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1600
+	JMP  check1954
 
-next1599:
+next1953:
 	TESTQ   R8, R8
-	JEQ     kept1601
+	JEQ     kept1955
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -5863,7 +7369,7 @@ next1599:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1601:
+kept1955:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -5931,6 +7437,41 @@ kept1601:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1956
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted1956:
 	VMOVDQU     Y5, (SI)(CX*2)
 	VPSLLD      $0x10, Y8, Y5
 	VPBLENDW    $0x55, Y6, Y5, Y5
@@ -6007,35 +7548,70 @@ kept1601:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
-	VPSLLD      $0x10, Y8, Y5
-	VPBLENDW    $0x55, Y6, Y5, Y5
-	VPSRLW      $0x08, Y5, Y5
-	VPACKUSWB   Y5, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     X5, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1957
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1600:
+noted1957:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y8, Y5
+	VPBLENDW  $0x55, Y6, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1954:
 	CMPQ CX, R10
-	JB   next1599
+	JB   next1953
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1599
-	JMP  done1598
+	JB   next1953
+	JMP  done1952
 
-fp161596:
+fp161950:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1603
+	JMP  check1959
 
-next1602:
+next1958:
 	TESTQ   R8, R8
-	JEQ     kept1604
+	JEQ     kept1960
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -6051,7 +7627,7 @@ next1602:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1604:
+kept1960:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -6122,6 +7698,41 @@ kept1604:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1961
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted1961:
 	VMOVDQU     Y5, (SI)(CX*2)
 	VPSLLD      $0x10, Y8, Y5
 	VPBLENDW    $0x55, Y6, Y5, Y5
@@ -6201,35 +7812,70 @@ kept1604:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
-	VPSLLD      $0x10, Y8, Y5
-	VPBLENDW    $0x55, Y6, Y5, Y5
-	VPSRLW      $0x08, Y5, Y5
-	VPACKUSWB   Y5, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     X5, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1962
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1603:
+noted1962:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y8, Y5
+	VPBLENDW  $0x55, Y6, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1959:
 	CMPQ CX, R10
-	JB   next1602
+	JB   next1958
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1602
-	JMP  done1598
+	JB   next1958
+	JMP  done1952
 
-fp321597:
+fp321951:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1606
+	JMP  check1964
 
-next1605:
+next1963:
 	TESTQ   R8, R8
-	JEQ     kept1607
+	JEQ     kept1965
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -6245,7 +7891,7 @@ next1605:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1607:
+kept1965:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -6316,6 +7962,41 @@ kept1607:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1966
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted1966:
 	VMOVDQU     Y5, (SI)(CX*2)
 	VPSLLD      $0x10, Y8, Y5
 	VPBLENDW    $0x55, Y6, Y5, Y5
@@ -6395,26 +8076,61 @@ kept1607:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
-	VPSLLD      $0x10, Y8, Y5
-	VPBLENDW    $0x55, Y6, Y5, Y5
-	VPSRLW      $0x08, Y5, Y5
-	VPACKUSWB   Y5, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     X5, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1967
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1606:
+noted1967:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y8, Y5
+	VPBLENDW  $0x55, Y6, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1964:
 	CMPQ CX, R10
-	JB   next1605
+	JB   next1963
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1605
+	JB   next1963
 
-done1598:
-updated1581:
+done1952:
+updated1929:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -6459,19 +8175,19 @@ TEXT ·adagradSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain1608
+	JEQ          plain1968
 	CMPQ         CX, $0x01
-	JE           fp161611
-	JA           fp321612
+	JE           fp161971
+	JA           fp321972
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1615
+	JMP          check1975
 
-next1614:
+next1974:
 	TESTQ   R8, R8
-	JEQ     kept1616
+	JEQ     kept1976
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y3
@@ -6487,7 +8203,7 @@ next1614:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1616:
+kept1976:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -6553,6 +8269,41 @@ kept1616:
 	VPADDD      pattern00008000<>+0(SB), Y6, Y5
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1977
+	VPSUBW      (SI)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y8, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted1977:
 	VMOVDQU     Y3, (SI)(CX*2)
 	VPSLLD      $0x10, Y6, Y3
 	VPBLENDW    $0x55, Y4, Y3, Y3
@@ -6635,43 +8386,78 @@ kept1616:
 	VPADDD      pattern00008000<>+0(SB), Y6, Y5
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
-	VMOVDQU     Y3, (SI)(CX*2)
-	VPSLLD      $0x10, Y6, Y3
-	VPBLENDW    $0x55, Y4, Y3, Y3
-	VPSRLW      $0x08, Y3, Y3
-	VPACKUSWB   Y3, Y3, Y3
-	VPERMQ      $0xd8, Y3, Y3
-	VMOVDQU     X3, (BX)(CX*1)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), X3
-	VPADDQ      (BX)(CX*1), X3, X3
-	VMOVDQU     X3, 192(R12)
-	VMOVDQU     320(R12), Y3
-	VPADDQ      (DI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1978
+	VPSUBW      (SI)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y8, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1615:
+noted1978:
+	VMOVDQU   Y3, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y3
+	VPBLENDW  $0x55, Y4, Y3, Y3
+	VPSRLW    $0x08, Y3, Y3
+	VPACKUSWB Y3, Y3, Y3
+	VPERMQ    $0xd8, Y3, Y3
+	VMOVDQU   X3, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X3
+	VPADDQ    (BX)(CX*1), X3, X3
+	VMOVDQU   X3, 192(R12)
+	VMOVDQU   320(R12), Y3
+	VPADDQ    (DI)(CX*2), Y3, Y3
+	VMOVDQU   Y3, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1975:
 	CMPQ CX, R10
-	JB   next1614
+	JB   next1974
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1614
-	JMP  done1613
+	JB   next1974
+	JMP  done1973
 
-fp161611:
+fp161971:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1618
+	JMP  check1980
 
-next1617:
+next1979:
 	TESTQ   R8, R8
-	JEQ     kept1619
+	JEQ     kept1981
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y3
@@ -6687,7 +8473,7 @@ next1617:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1619:
+kept1981:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -6756,6 +8542,41 @@ kept1619:
 	VPADDD      pattern00008000<>+0(SB), Y6, Y5
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1982
+	VPSUBW      (SI)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y8, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted1982:
 	VMOVDQU     Y3, (SI)(CX*2)
 	VPSLLD      $0x10, Y6, Y3
 	VPBLENDW    $0x55, Y4, Y3, Y3
@@ -6841,43 +8662,78 @@ kept1619:
 	VPADDD      pattern00008000<>+0(SB), Y6, Y5
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
-	VMOVDQU     Y3, (SI)(CX*2)
-	VPSLLD      $0x10, Y6, Y3
-	VPBLENDW    $0x55, Y4, Y3, Y3
-	VPSRLW      $0x08, Y3, Y3
-	VPACKUSWB   Y3, Y3, Y3
-	VPERMQ      $0xd8, Y3, Y3
-	VMOVDQU     X3, (BX)(CX*1)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), X3
-	VPADDQ      (BX)(CX*1), X3, X3
-	VMOVDQU     X3, 192(R12)
-	VMOVDQU     320(R12), Y3
-	VPADDQ      (DI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1983
+	VPSUBW      (SI)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y8, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1618:
+noted1983:
+	VMOVDQU   Y3, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y3
+	VPBLENDW  $0x55, Y4, Y3, Y3
+	VPSRLW    $0x08, Y3, Y3
+	VPACKUSWB Y3, Y3, Y3
+	VPERMQ    $0xd8, Y3, Y3
+	VMOVDQU   X3, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X3
+	VPADDQ    (BX)(CX*1), X3, X3
+	VMOVDQU   X3, 192(R12)
+	VMOVDQU   320(R12), Y3
+	VPADDQ    (DI)(CX*2), Y3, Y3
+	VMOVDQU   Y3, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1980:
 	CMPQ CX, R10
-	JB   next1617
+	JB   next1979
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1617
-	JMP  done1613
+	JB   next1979
+	JMP  done1973
 
-fp321612:
+fp321972:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1621
+	JMP  check1985
 
-next1620:
+next1984:
 	TESTQ   R8, R8
-	JEQ     kept1622
+	JEQ     kept1986
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y3
@@ -6893,7 +8749,7 @@ next1620:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1622:
+kept1986:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -6962,6 +8818,41 @@ kept1622:
 	VPADDD      pattern00008000<>+0(SB), Y6, Y5
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1987
+	VPSUBW      (SI)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y8, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted1987:
 	VMOVDQU     Y3, (SI)(CX*2)
 	VPSLLD      $0x10, Y6, Y3
 	VPBLENDW    $0x55, Y4, Y3, Y3
@@ -7047,48 +8938,83 @@ kept1622:
 	VPADDD      pattern00008000<>+0(SB), Y6, Y5
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
-	VMOVDQU     Y3, (SI)(CX*2)
-	VPSLLD      $0x10, Y6, Y3
-	VPBLENDW    $0x55, Y4, Y3, Y3
-	VPSRLW      $0x08, Y3, Y3
-	VPACKUSWB   Y3, Y3, Y3
-	VPERMQ      $0xd8, Y3, Y3
-	VMOVDQU     X3, (BX)(CX*1)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), X3
-	VPADDQ      (BX)(CX*1), X3, X3
-	VMOVDQU     X3, 192(R12)
-	VMOVDQU     320(R12), Y3
-	VPADDQ      (DI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1988
+	VPSUBW      (SI)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y8, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1621:
+noted1988:
+	VMOVDQU   Y3, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y3
+	VPBLENDW  $0x55, Y4, Y3, Y3
+	VPSRLW    $0x08, Y3, Y3
+	VPACKUSWB Y3, Y3, Y3
+	VPERMQ    $0xd8, Y3, Y3
+	VMOVDQU   X3, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X3
+	VPADDQ    (BX)(CX*1), X3, X3
+	VMOVDQU   X3, 192(R12)
+	VMOVDQU   320(R12), Y3
+	VPADDQ    (DI)(CX*2), Y3, Y3
+	VMOVDQU   Y3, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1985:
 	CMPQ CX, R10
-	JB   next1620
+	JB   next1984
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1620
+	JB   next1984
 
-done1613:
-	JMP updated1609
+done1973:
+	JMP updated1969
 
-plain1608:
+plain1968:
 	CMPQ CX, $0x01
-	JE   fp161624
-	JA   fp321625
+	JE   fp161990
+	JA   fp321991
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1628
+	JMP  check1994
 
-next1627:
+next1993:
 	TESTQ   R8, R8
-	JEQ     kept1629
+	JEQ     kept1995
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y3
@@ -7104,7 +9030,7 @@ next1627:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1629:
+kept1995:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -7162,6 +9088,41 @@ kept1629:
 	VPADDD      pattern00008000<>+0(SB), Y6, Y5
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1996
+	VPSUBW      (SI)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y8, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted1996:
 	VMOVDQU     Y3, (SI)(CX*2)
 	VPSLLD      $0x10, Y6, Y3
 	VPBLENDW    $0x55, Y4, Y3, Y3
@@ -7228,35 +9189,70 @@ kept1629:
 	VPADDD      pattern00008000<>+0(SB), Y6, Y5
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
-	VMOVDQU     Y3, (SI)(CX*2)
-	VPSLLD      $0x10, Y6, Y3
-	VPBLENDW    $0x55, Y4, Y3, Y3
-	VPSRLW      $0x08, Y3, Y3
-	VPACKUSWB   Y3, Y3, Y3
-	VPERMQ      $0xd8, Y3, Y3
-	VMOVDQU     X3, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted1997
+	VPSUBW      (SI)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y8, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1628:
+noted1997:
+	VMOVDQU   Y3, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y3
+	VPBLENDW  $0x55, Y4, Y3, Y3
+	VPSRLW    $0x08, Y3, Y3
+	VPACKUSWB Y3, Y3, Y3
+	VPERMQ    $0xd8, Y3, Y3
+	VMOVDQU   X3, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1994:
 	CMPQ CX, R10
-	JB   next1627
+	JB   next1993
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1627
-	JMP  done1626
+	JB   next1993
+	JMP  done1992
 
-fp161624:
+fp161990:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1631
+	JMP  check1999
 
-next1630:
+next1998:
 	TESTQ   R8, R8
-	JEQ     kept1632
+	JEQ     kept2000
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y3
@@ -7272,7 +9268,7 @@ next1630:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1632:
+kept2000:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -7333,6 +9329,41 @@ kept1632:
 	VPADDD      pattern00008000<>+0(SB), Y6, Y5
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2001
+	VPSUBW      (SI)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y8, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted2001:
 	VMOVDQU     Y3, (SI)(CX*2)
 	VPSLLD      $0x10, Y6, Y3
 	VPBLENDW    $0x55, Y4, Y3, Y3
@@ -7402,35 +9433,70 @@ kept1632:
 	VPADDD      pattern00008000<>+0(SB), Y6, Y5
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
-	VMOVDQU     Y3, (SI)(CX*2)
-	VPSLLD      $0x10, Y6, Y3
-	VPBLENDW    $0x55, Y4, Y3, Y3
-	VPSRLW      $0x08, Y3, Y3
-	VPACKUSWB   Y3, Y3, Y3
-	VPERMQ      $0xd8, Y3, Y3
-	VMOVDQU     X3, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2002
+	VPSUBW      (SI)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y8, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1631:
+noted2002:
+	VMOVDQU   Y3, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y3
+	VPBLENDW  $0x55, Y4, Y3, Y3
+	VPSRLW    $0x08, Y3, Y3
+	VPACKUSWB Y3, Y3, Y3
+	VPERMQ    $0xd8, Y3, Y3
+	VMOVDQU   X3, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check1999:
 	CMPQ CX, R10
-	JB   next1630
+	JB   next1998
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1630
-	JMP  done1626
+	JB   next1998
+	JMP  done1992
 
-fp321625:
+fp321991:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1634
+	JMP  check2004
 
-next1633:
+next2003:
 	TESTQ   R8, R8
-	JEQ     kept1635
+	JEQ     kept2005
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y3
@@ -7446,7 +9512,7 @@ next1633:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1635:
+kept2005:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -7507,6 +9573,41 @@ kept1635:
 	VPADDD      pattern00008000<>+0(SB), Y6, Y5
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2006
+	VPSUBW      (SI)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y8, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted2006:
 	VMOVDQU     Y3, (SI)(CX*2)
 	VPSLLD      $0x10, Y6, Y3
 	VPBLENDW    $0x55, Y4, Y3, Y3
@@ -7576,26 +9677,61 @@ kept1635:
 	VPADDD      pattern00008000<>+0(SB), Y6, Y5
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y5, Y3, Y3
-	VMOVDQU     Y3, (SI)(CX*2)
-	VPSLLD      $0x10, Y6, Y3
-	VPBLENDW    $0x55, Y4, Y3, Y3
-	VPSRLW      $0x08, Y3, Y3
-	VPACKUSWB   Y3, Y3, Y3
-	VPERMQ      $0xd8, Y3, Y3
-	VMOVDQU     X3, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2007
+	VPSUBW      (SI)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y7, Y7, Y7
+	VPADDW      pattern00010001<>+0(SB), Y5, Y8
+	VPSUBUSW    pattern00020002<>+0(SB), Y8, Y8
+	VPCMPEQW    Y7, Y8, Y8
+	VPCMPEQW    Y7, Y5, Y7
+	VPANDN      Y8, Y7, Y7
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y8, Y5, Y5
+	VPACKSSWB   Y5, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VPMOVMSKB   Y7, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y8, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1634:
+noted2007:
+	VMOVDQU   Y3, (SI)(CX*2)
+	VPSLLD    $0x10, Y6, Y3
+	VPBLENDW  $0x55, Y4, Y3, Y3
+	VPSRLW    $0x08, Y3, Y3
+	VPACKUSWB Y3, Y3, Y3
+	VPERMQ    $0xd8, Y3, Y3
+	VMOVDQU   X3, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2004:
 	CMPQ CX, R10
-	JB   next1633
+	JB   next2003
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1633
+	JB   next2003
 
-done1626:
-updated1609:
+done1992:
+updated1969:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -7640,19 +9776,19 @@ TEXT ·sgdSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain1636
+	JEQ          plain2008
 	CMPQ         CX, $0x01
-	JE           fp161639
-	JA           fp321640
+	JE           fp162011
+	JA           fp322012
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1643
+	JMP          check2015
 
-next1642:
+next2014:
 	TESTQ   R8, R8
-	JEQ     kept1644
+	JEQ     kept2016
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -7668,7 +9804,7 @@ next1642:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1644:
+kept2016:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -7730,6 +9866,41 @@ kept1644:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2017
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted2017:
 	VMOVDQU     Y5, (SI)(CX*2)
 	VPSLLD      $0x10, Y8, Y5
 	VPBLENDW    $0x55, Y6, Y5, Y5
@@ -7808,43 +9979,78 @@ kept1644:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
-	VPSLLD      $0x10, Y8, Y5
-	VPBLENDW    $0x55, Y6, Y5, Y5
-	VPSRLW      $0x08, Y5, Y5
-	VPACKUSWB   Y5, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     X5, (BX)(CX*1)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), X5
-	VPADDQ      (BX)(CX*1), X5, X5
-	VMOVDQU     X5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2018
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1643:
+noted2018:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y8, Y5
+	VPBLENDW  $0x55, Y6, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X5
+	VPADDQ    (BX)(CX*1), X5, X5
+	VMOVDQU   X5, 192(R12)
+	VMOVDQU   320(R12), Y5
+	VPADDQ    (DI)(CX*2), Y5, Y5
+	VMOVDQU   Y5, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2015:
 	CMPQ CX, R10
-	JB   next1642
+	JB   next2014
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1642
-	JMP  done1641
+	JB   next2014
+	JMP  done2013
 
-fp161639:
+fp162011:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1646
+	JMP  check2020
 
-next1645:
+next2019:
 	TESTQ   R8, R8
-	JEQ     kept1647
+	JEQ     kept2021
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -7860,7 +10066,7 @@ next1645:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1647:
+kept2021:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -7925,6 +10131,41 @@ kept1647:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2022
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted2022:
 	VMOVDQU     Y5, (SI)(CX*2)
 	VPSLLD      $0x10, Y8, Y5
 	VPBLENDW    $0x55, Y6, Y5, Y5
@@ -8006,43 +10247,78 @@ kept1647:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
-	VPSLLD      $0x10, Y8, Y5
-	VPBLENDW    $0x55, Y6, Y5, Y5
-	VPSRLW      $0x08, Y5, Y5
-	VPACKUSWB   Y5, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     X5, (BX)(CX*1)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), X5
-	VPADDQ      (BX)(CX*1), X5, X5
-	VMOVDQU     X5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2023
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1646:
+noted2023:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y8, Y5
+	VPBLENDW  $0x55, Y6, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X5
+	VPADDQ    (BX)(CX*1), X5, X5
+	VMOVDQU   X5, 192(R12)
+	VMOVDQU   320(R12), Y5
+	VPADDQ    (DI)(CX*2), Y5, Y5
+	VMOVDQU   Y5, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2020:
 	CMPQ CX, R10
-	JB   next1645
+	JB   next2019
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1645
-	JMP  done1641
+	JB   next2019
+	JMP  done2013
 
-fp321640:
+fp322012:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1649
+	JMP  check2025
 
-next1648:
+next2024:
 	TESTQ   R8, R8
-	JEQ     kept1650
+	JEQ     kept2026
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -8058,7 +10334,7 @@ next1648:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1650:
+kept2026:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -8123,6 +10399,41 @@ kept1650:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2027
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted2027:
 	VMOVDQU     Y5, (SI)(CX*2)
 	VPSLLD      $0x10, Y8, Y5
 	VPBLENDW    $0x55, Y6, Y5, Y5
@@ -8204,48 +10515,83 @@ kept1650:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
-	VPSLLD      $0x10, Y8, Y5
-	VPBLENDW    $0x55, Y6, Y5, Y5
-	VPSRLW      $0x08, Y5, Y5
-	VPACKUSWB   Y5, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     X5, (BX)(CX*1)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), X5
-	VPADDQ      (BX)(CX*1), X5, X5
-	VMOVDQU     X5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2028
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1649:
+noted2028:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y8, Y5
+	VPBLENDW  $0x55, Y6, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	VMOVDQU   192(R12), X5
+	VPADDQ    (BX)(CX*1), X5, X5
+	VMOVDQU   X5, 192(R12)
+	VMOVDQU   320(R12), Y5
+	VPADDQ    (DI)(CX*2), Y5, Y5
+	VMOVDQU   Y5, 320(R12)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2025:
 	CMPQ CX, R10
-	JB   next1648
+	JB   next2024
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1648
+	JB   next2024
 
-done1641:
-	JMP updated1637
+done2013:
+	JMP updated2009
 
-plain1636:
+plain2008:
 	CMPQ CX, $0x01
-	JE   fp161652
-	JA   fp321653
+	JE   fp162030
+	JA   fp322031
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1656
+	JMP  check2034
 
-next1655:
+next2033:
 	TESTQ   R8, R8
-	JEQ     kept1657
+	JEQ     kept2035
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -8261,7 +10607,7 @@ next1655:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1657:
+kept2035:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -8315,6 +10661,41 @@ kept1657:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2036
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted2036:
 	VMOVDQU     Y5, (SI)(CX*2)
 	VPSLLD      $0x10, Y8, Y5
 	VPBLENDW    $0x55, Y6, Y5, Y5
@@ -8377,35 +10758,70 @@ kept1657:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
-	VPSLLD      $0x10, Y8, Y5
-	VPBLENDW    $0x55, Y6, Y5, Y5
-	VPSRLW      $0x08, Y5, Y5
-	VPACKUSWB   Y5, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     X5, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2037
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1656:
+noted2037:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y8, Y5
+	VPBLENDW  $0x55, Y6, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2034:
 	CMPQ CX, R10
-	JB   next1655
+	JB   next2033
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1655
-	JMP  done1654
+	JB   next2033
+	JMP  done2032
 
-fp161652:
+fp162030:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1659
+	JMP  check2039
 
-next1658:
+next2038:
 	TESTQ   R8, R8
-	JEQ     kept1660
+	JEQ     kept2040
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -8421,7 +10837,7 @@ next1658:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1660:
+kept2040:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -8478,6 +10894,41 @@ kept1660:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2041
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted2041:
 	VMOVDQU     Y5, (SI)(CX*2)
 	VPSLLD      $0x10, Y8, Y5
 	VPBLENDW    $0x55, Y6, Y5, Y5
@@ -8543,35 +10994,70 @@ kept1660:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
-	VPSLLD      $0x10, Y8, Y5
-	VPBLENDW    $0x55, Y6, Y5, Y5
-	VPSRLW      $0x08, Y5, Y5
-	VPACKUSWB   Y5, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     X5, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2042
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1659:
+noted2042:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y8, Y5
+	VPBLENDW  $0x55, Y6, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2039:
 	CMPQ CX, R10
-	JB   next1658
+	JB   next2038
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1658
-	JMP  done1654
+	JB   next2038
+	JMP  done2032
 
-fp321653:
+fp322031:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1662
+	JMP  check2044
 
-next1661:
+next2043:
 	TESTQ   R8, R8
-	JEQ     kept1663
+	JEQ     kept2045
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -8587,7 +11073,7 @@ next1661:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1663:
+kept2045:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -8644,6 +11130,41 @@ kept1663:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2046
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted2046:
 	VMOVDQU     Y5, (SI)(CX*2)
 	VPSLLD      $0x10, Y8, Y5
 	VPBLENDW    $0x55, Y6, Y5, Y5
@@ -8709,26 +11230,61 @@ kept1663:
 	VPADDD      pattern00008000<>+0(SB), Y8, Y7
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y7, Y5, Y5
-	VMOVDQU     Y5, (SI)(CX*2)
-	VPSLLD      $0x10, Y8, Y5
-	VPBLENDW    $0x55, Y6, Y5, Y5
-	VPSRLW      $0x08, Y5, Y5
-	VPACKUSWB   Y5, Y5, Y5
-	VPERMQ      $0xd8, Y5, Y5
-	VMOVDQU     X5, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2047
+	VPSUBW      (SI)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y9, Y9, Y9
+	VPADDW      pattern00010001<>+0(SB), Y7, Y10
+	VPSUBUSW    pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW    Y9, Y10, Y10
+	VPCMPEQW    Y9, Y7, Y9
+	VPANDN      Y10, Y9, Y9
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y10, Y7, Y7
+	VPACKSSWB   Y7, Y9, Y9
+	VPERMQ      $0xd8, Y9, Y9
+	VPMOVMSKB   Y9, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y10, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (SI)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1662:
+noted2047:
+	VMOVDQU   Y5, (SI)(CX*2)
+	VPSLLD    $0x10, Y8, Y5
+	VPBLENDW  $0x55, Y6, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2044:
 	CMPQ CX, R10
-	JB   next1661
+	JB   next2043
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1661
+	JB   next2043
 
-done1654:
-updated1637:
+done2032:
+updated2009:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -8753,15 +11309,15 @@ TEXT ·trafficSplit241xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp161665
-	JA    fp321666
+	JE    fp162049
+	JA    fp322050
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check1669
+	JMP   check2053
 
-next1668:
+next2052:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -8776,23 +11332,23 @@ next1668:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1669:
+check2053:
 	CMPQ DX, R8
-	JB   next1668
+	JB   next2052
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1668
-	JMP  done1667
+	JB   next2052
+	JMP  done2051
 
-fp161665:
+fp162049:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1671
+	JMP  check2055
 
-next1670:
+next2054:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -8807,23 +11363,23 @@ next1670:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1671:
+check2055:
 	CMPQ DX, R8
-	JB   next1670
+	JB   next2054
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1670
-	JMP  done1667
+	JB   next2054
+	JMP  done2051
 
-fp321666:
+fp322050:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1673
+	JMP  check2057
 
-next1672:
+next2056:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -8839,15 +11395,15 @@ next1672:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1673:
+check2057:
 	CMPQ DX, R8
-	JB   next1672
+	JB   next2056
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1672
+	JB   next2056
 
-done1667:
+done2051:
 	VZEROUPPER
 	RET
 
@@ -8873,15 +11429,15 @@ TEXT ·trafficSplit242xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp161675
-	JA    fp321676
+	JE    fp162059
+	JA    fp322060
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check1679
+	JMP   check2063
 
-next1678:
+next2062:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -8899,23 +11455,23 @@ next1678:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1679:
+check2063:
 	CMPQ DX, R9
-	JB   next1678
+	JB   next2062
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1678
-	JMP  done1677
+	JB   next2062
+	JMP  done2061
 
-fp161675:
+fp162059:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1681
+	JMP  check2065
 
-next1680:
+next2064:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -8933,23 +11489,23 @@ next1680:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1681:
+check2065:
 	CMPQ DX, R9
-	JB   next1680
+	JB   next2064
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1680
-	JMP  done1677
+	JB   next2064
+	JMP  done2061
 
-fp321676:
+fp322060:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1683
+	JMP  check2067
 
-next1682:
+next2066:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -8968,15 +11524,15 @@ next1682:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1683:
+check2067:
 	CMPQ DX, R9
-	JB   next1682
+	JB   next2066
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1682
+	JB   next2066
 
-done1677:
+done2061:
 	VZEROUPPER
 	RET
 
@@ -9064,12 +11620,12 @@ TEXT ·adamSplit24INT8AVX2(SB), $5504-8
 	MOVQ         a+0(FP), AX
 	MOVQ         24(AX), AX
 	CMPQ         CX, $0x01
-	JE           fp161685
-	JA           fp321686
+	JE           fp162069
+	JA           fp322070
 
-block1688:
+block2072:
 	TESTQ   R10, R10
-	JEQ     kept1691
+	JEQ     kept2075
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -9078,7 +11634,7 @@ block1688:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept1691:
+kept2075:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -9096,9 +11652,9 @@ kept1691:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile1689:
+tile2073:
 	TESTQ   R10, R10
-	JEQ     kept1692
+	JEQ     kept2076
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*2), Y5
@@ -9114,7 +11670,7 @@ tile1689:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept1692:
+kept2076:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -9222,6 +11778,41 @@ kept1692:
 	VPADDD         pattern00008000<>+0(SB), Y7, Y8
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y8, Y5, Y5
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted2077
+	VPSUBW         (SI)(AX*2), Y5, Y8
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y9, Y10, Y10
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y10, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y10, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y10, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(AX*2), Y8
+	VMOVDQU        Y8, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted2077:
 	VMOVDQU        Y5, (SI)(AX*2)
 	VPSLLD         $0x10, Y7, Y5
 	VPBLENDW       $0x55, Y6, Y5, Y5
@@ -9329,26 +11920,61 @@ kept1692:
 	VPADDD         pattern00008000<>+0(SB), Y7, Y8
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y8, Y5, Y5
-	VMOVDQU        Y5, (SI)(AX*2)
-	VPSLLD         $0x10, Y7, Y5
-	VPBLENDW       $0x55, Y6, Y5, Y5
-	VPSRLW         $0x08, Y5, Y5
-	VPACKUSWB      Y5, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        X5, (BX)(AX*1)
-	ADDQ           $0x10, AX
-	ADDQ           $0x10, CX
-	TESTQ          $0x000000ff, AX
-	JNE            tile1689
-	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
-	MOVQ           24(R11), R11
-	SUBQ           R11, CX
-	CMPQ           CX, $0x00000100
-	JBE            encoded1690
-	SUBQ           $0x00000100, AX
+	MOVQ           144(R11), R11
+	TESTQ          R11, R11
+	JEQ            noted2078
+	VPSUBW         (SI)(AX*2), Y5, Y8
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y9, Y10, Y10
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y10, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y10, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R12
+	XORL           $0xffff0000, R12
+	MOVL           R12, (R11)
+	VPMOVMSKB      Y10, R12
+	CMPL           R12, $-1
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU        (SI)(AX*2), Y8
+	VMOVDQU        Y8, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
 
-tile1693:
+noted2078:
+	VMOVDQU   Y5, (SI)(AX*2)
+	VPSLLD    $0x10, Y7, Y5
+	VPBLENDW  $0x55, Y6, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(AX*1)
+	ADDQ      $0x10, AX
+	ADDQ      $0x10, CX
+	TESTQ     $0x000000ff, AX
+	JNE       tile2073
+	MOVQ      AX, CX
+	MOVQ      a+0(FP), R11
+	MOVQ      24(R11), R11
+	SUBQ      R11, CX
+	CMPQ      CX, $0x00000100
+	JBE       encoded2074
+	SUBQ      $0x00000100, AX
+
+tile2079:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -9433,9 +12059,9 @@ tile1693:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile1693
+	JNE         tile2079
 
-encoded1690:
+encoded2074:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -9562,13 +12188,13 @@ encoded1690:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1688
-	JMP          done1687
+	JB           block2072
+	JMP          done2071
 
-fp161685:
-block1694:
+fp162069:
+block2080:
 	TESTQ   R10, R10
-	JEQ     kept1697
+	JEQ     kept2083
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -9577,7 +12203,7 @@ block1694:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept1697:
+kept2083:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -9595,9 +12221,9 @@ kept1697:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile1695:
+tile2081:
 	TESTQ   R10, R10
-	JEQ     kept1698
+	JEQ     kept2084
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*2), Y5
@@ -9613,7 +12239,7 @@ tile1695:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept1698:
+kept2084:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -9724,6 +12350,41 @@ kept1698:
 	VPADDD         pattern00008000<>+0(SB), Y7, Y8
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y8, Y5, Y5
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted2085
+	VPSUBW         (SI)(AX*2), Y5, Y8
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y9, Y10, Y10
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y10, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y10, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y10, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(AX*2), Y8
+	VMOVDQU        Y8, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted2085:
 	VMOVDQU        Y5, (SI)(AX*2)
 	VPSLLD         $0x10, Y7, Y5
 	VPBLENDW       $0x55, Y6, Y5, Y5
@@ -9834,26 +12495,61 @@ kept1698:
 	VPADDD         pattern00008000<>+0(SB), Y7, Y8
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y8, Y5, Y5
-	VMOVDQU        Y5, (SI)(AX*2)
-	VPSLLD         $0x10, Y7, Y5
-	VPBLENDW       $0x55, Y6, Y5, Y5
-	VPSRLW         $0x08, Y5, Y5
-	VPACKUSWB      Y5, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        X5, (BX)(AX*1)
-	ADDQ           $0x10, AX
-	ADDQ           $0x10, CX
-	TESTQ          $0x000000ff, AX
-	JNE            tile1695
-	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
-	MOVQ           24(R11), R11
-	SUBQ           R11, CX
-	CMPQ           CX, $0x00000100
-	JBE            encoded1696
-	SUBQ           $0x00000100, AX
+	MOVQ           144(R11), R11
+	TESTQ          R11, R11
+	JEQ            noted2086
+	VPSUBW         (SI)(AX*2), Y5, Y8
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y9, Y10, Y10
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y10, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y10, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R12
+	XORL           $0xffff0000, R12
+	MOVL           R12, (R11)
+	VPMOVMSKB      Y10, R12
+	CMPL           R12, $-1
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU        (SI)(AX*2), Y8
+	VMOVDQU        Y8, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
 
-tile1699:
+noted2086:
+	VMOVDQU   Y5, (SI)(AX*2)
+	VPSLLD    $0x10, Y7, Y5
+	VPBLENDW  $0x55, Y6, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(AX*1)
+	ADDQ      $0x10, AX
+	ADDQ      $0x10, CX
+	TESTQ     $0x000000ff, AX
+	JNE       tile2081
+	MOVQ      AX, CX
+	MOVQ      a+0(FP), R11
+	MOVQ      24(R11), R11
+	SUBQ      R11, CX
+	CMPQ      CX, $0x00000100
+	JBE       encoded2082
+	SUBQ      $0x00000100, AX
+
+tile2087:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -9938,9 +12634,9 @@ tile1699:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile1699
+	JNE         tile2087
 
-encoded1696:
+encoded2082:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -10067,13 +12763,13 @@ encoded1696:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1694
-	JMP          done1687
+	JB           block2080
+	JMP          done2071
 
-fp321686:
-block1700:
+fp322070:
+block2088:
 	TESTQ   R10, R10
-	JEQ     kept1703
+	JEQ     kept2091
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -10082,7 +12778,7 @@ block1700:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept1703:
+kept2091:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -10100,9 +12796,9 @@ kept1703:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile1701:
+tile2089:
 	TESTQ   R10, R10
-	JEQ     kept1704
+	JEQ     kept2092
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*2), Y5
@@ -10118,7 +12814,7 @@ tile1701:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept1704:
+kept2092:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -10229,6 +12925,41 @@ kept1704:
 	VPADDD         pattern00008000<>+0(SB), Y7, Y8
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y8, Y5, Y5
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted2093
+	VPSUBW         (SI)(AX*2), Y5, Y8
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y9, Y10, Y10
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y10, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y10, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y10, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (SI)(AX*2), Y8
+	VMOVDQU        Y8, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted2093:
 	VMOVDQU        Y5, (SI)(AX*2)
 	VPSLLD         $0x10, Y7, Y5
 	VPBLENDW       $0x55, Y6, Y5, Y5
@@ -10339,26 +13070,61 @@ kept1704:
 	VPADDD         pattern00008000<>+0(SB), Y7, Y8
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y8, Y5, Y5
-	VMOVDQU        Y5, (SI)(AX*2)
-	VPSLLD         $0x10, Y7, Y5
-	VPBLENDW       $0x55, Y6, Y5, Y5
-	VPSRLW         $0x08, Y5, Y5
-	VPACKUSWB      Y5, Y5, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VMOVDQU        X5, (BX)(AX*1)
-	ADDQ           $0x10, AX
-	ADDQ           $0x10, CX
-	TESTQ          $0x000000ff, AX
-	JNE            tile1701
-	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
-	MOVQ           24(R11), R11
-	SUBQ           R11, CX
-	CMPQ           CX, $0x00000100
-	JBE            encoded1702
-	SUBQ           $0x00000100, AX
+	MOVQ           144(R11), R11
+	TESTQ          R11, R11
+	JEQ            noted2094
+	VPSUBW         (SI)(AX*2), Y5, Y8
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y9, Y10, Y10
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y10, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y10, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R12
+	XORL           $0xffff0000, R12
+	MOVL           R12, (R11)
+	VPMOVMSKB      Y10, R12
+	CMPL           R12, $-1
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU        (SI)(AX*2), Y8
+	VMOVDQU        Y8, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
 
-tile1705:
+noted2094:
+	VMOVDQU   Y5, (SI)(AX*2)
+	VPSLLD    $0x10, Y7, Y5
+	VPBLENDW  $0x55, Y6, Y5, Y5
+	VPSRLW    $0x08, Y5, Y5
+	VPACKUSWB Y5, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VMOVDQU   X5, (BX)(AX*1)
+	ADDQ      $0x10, AX
+	ADDQ      $0x10, CX
+	TESTQ     $0x000000ff, AX
+	JNE       tile2089
+	MOVQ      AX, CX
+	MOVQ      a+0(FP), R11
+	MOVQ      24(R11), R11
+	SUBQ      R11, CX
+	CMPQ      CX, $0x00000100
+	JBE       encoded2090
+	SUBQ      $0x00000100, AX
+
+tile2095:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -10443,9 +13209,9 @@ tile1705:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile1705
+	JNE         tile2095
 
-encoded1702:
+encoded2090:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -10572,10 +13338,10 @@ encoded1702:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1700
+	JB           block2088
 
-done1687:
-tile1706:
+done2071:
+tile2096:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -10660,7 +13426,7 @@ tile1706:
 	VMOVDQU     Y2, -288(R9)(AX*1)
 	VMOVDQU     Y5, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile1706
+	JNE         tile2096
 	LDMXCSR     (SP)
 	VZEROUPPER
 	RET
@@ -10689,15 +13455,15 @@ TEXT ·trafficSplit242xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp161708
-	JA    fp321709
+	JE    fp162098
+	JA    fp322099
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R11
 	MOVQ  16(R11), R11
 	ADDQ  DX, R11
-	JMP   check1712
+	JMP   check2102
 
-next1711:
+next2101:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -10713,33 +13479,33 @@ next1711:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1713
+	JNE        within2103
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1713:
+within2103:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1712:
+check2102:
 	CMPQ DX, R10
-	JB   next1711
+	JB   next2101
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1711
-	JMP  done1710
+	JB   next2101
+	JMP  done2100
 
-fp161708:
+fp162098:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1715
+	JMP  check2105
 
-next1714:
+next2104:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -10755,33 +13521,33 @@ next1714:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1716
+	JNE        within2106
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1716:
+within2106:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1715:
+check2105:
 	CMPQ DX, R10
-	JB   next1714
+	JB   next2104
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1714
-	JMP  done1710
+	JB   next2104
+	JMP  done2100
 
-fp321709:
+fp322099:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1718
+	JMP  check2108
 
-next1717:
+next2107:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -10798,24 +13564,24 @@ next1717:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1719
+	JNE        within2109
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1719:
+within2109:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1718:
+check2108:
 	CMPQ DX, R10
-	JB   next1717
+	JB   next2107
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1717
+	JB   next2107
 
-done1710:
+done2100:
 	VZEROUPPER
 	RET

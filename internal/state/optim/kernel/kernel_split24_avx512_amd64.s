@@ -4,6 +4,42 @@
 
 #include "textflag.h"
 
+DATA pattern00010001<>+0(SB)/4, $0x00010001
+DATA pattern00010001<>+4(SB)/4, $0x00010001
+DATA pattern00010001<>+8(SB)/4, $0x00010001
+DATA pattern00010001<>+12(SB)/4, $0x00010001
+DATA pattern00010001<>+16(SB)/4, $0x00010001
+DATA pattern00010001<>+20(SB)/4, $0x00010001
+DATA pattern00010001<>+24(SB)/4, $0x00010001
+DATA pattern00010001<>+28(SB)/4, $0x00010001
+DATA pattern00010001<>+32(SB)/4, $0x00010001
+DATA pattern00010001<>+36(SB)/4, $0x00010001
+DATA pattern00010001<>+40(SB)/4, $0x00010001
+DATA pattern00010001<>+44(SB)/4, $0x00010001
+DATA pattern00010001<>+48(SB)/4, $0x00010001
+DATA pattern00010001<>+52(SB)/4, $0x00010001
+DATA pattern00010001<>+56(SB)/4, $0x00010001
+DATA pattern00010001<>+60(SB)/4, $0x00010001
+GLOBL pattern00010001<>(SB), RODATA|NOPTR, $64
+
+DATA patternffffffff<>+0(SB)/4, $0xffffffff
+DATA patternffffffff<>+4(SB)/4, $0xffffffff
+DATA patternffffffff<>+8(SB)/4, $0xffffffff
+DATA patternffffffff<>+12(SB)/4, $0xffffffff
+DATA patternffffffff<>+16(SB)/4, $0xffffffff
+DATA patternffffffff<>+20(SB)/4, $0xffffffff
+DATA patternffffffff<>+24(SB)/4, $0xffffffff
+DATA patternffffffff<>+28(SB)/4, $0xffffffff
+DATA patternffffffff<>+32(SB)/4, $0xffffffff
+DATA patternffffffff<>+36(SB)/4, $0xffffffff
+DATA patternffffffff<>+40(SB)/4, $0xffffffff
+DATA patternffffffff<>+44(SB)/4, $0xffffffff
+DATA patternffffffff<>+48(SB)/4, $0xffffffff
+DATA patternffffffff<>+52(SB)/4, $0xffffffff
+DATA patternffffffff<>+56(SB)/4, $0xffffffff
+DATA patternffffffff<>+60(SB)/4, $0xffffffff
+GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
+
 DATA pattern80000000<>+0(SB)/4, $0x80000000
 DATA pattern80000000<>+4(SB)/4, $0x80000000
 DATA pattern80000000<>+8(SB)/4, $0x80000000
@@ -165,24 +201,6 @@ DATA pattern5f000000<>+52(SB)/4, $0x5f000000
 DATA pattern5f000000<>+56(SB)/4, $0x5f000000
 DATA pattern5f000000<>+60(SB)/4, $0x5f000000
 GLOBL pattern5f000000<>(SB), RODATA|NOPTR, $64
-
-DATA patternffffffff<>+0(SB)/4, $0xffffffff
-DATA patternffffffff<>+4(SB)/4, $0xffffffff
-DATA patternffffffff<>+8(SB)/4, $0xffffffff
-DATA patternffffffff<>+12(SB)/4, $0xffffffff
-DATA patternffffffff<>+16(SB)/4, $0xffffffff
-DATA patternffffffff<>+20(SB)/4, $0xffffffff
-DATA patternffffffff<>+24(SB)/4, $0xffffffff
-DATA patternffffffff<>+28(SB)/4, $0xffffffff
-DATA patternffffffff<>+32(SB)/4, $0xffffffff
-DATA patternffffffff<>+36(SB)/4, $0xffffffff
-DATA patternffffffff<>+40(SB)/4, $0xffffffff
-DATA patternffffffff<>+44(SB)/4, $0xffffffff
-DATA patternffffffff<>+48(SB)/4, $0xffffffff
-DATA patternffffffff<>+52(SB)/4, $0xffffffff
-DATA patternffffffff<>+56(SB)/4, $0xffffffff
-DATA patternffffffff<>+60(SB)/4, $0xffffffff
-GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
 
 DATA pattern3e000000<>+0(SB)/4, $0x3e000000
 DATA pattern3e000000<>+4(SB)/4, $0x3e000000
@@ -419,7 +437,7 @@ DATA ditherOfLanesAVX512Consecutive<>+60(SB)/4, $0x454021d7
 GLOBL ditherOfLanesAVX512Consecutive<>(SB), RODATA|NOPTR, $64
 
 // func adamSplit24FP32AVX512(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adamSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -465,7 +483,7 @@ TEXT ·adamSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain2983
+	JEQ          plain3589
 	VPXORQ       X12, X12, X12
 	VPXORQ       X13, X13, X13
 	VPXORQ       Z14, Z14, Z14
@@ -473,17 +491,17 @@ TEXT ·adamSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	VPXORQ       Z16, Z16, Z16
 	VPXORQ       Z17, Z17, Z17
 	CMPQ         CX, $0x01
-	JE           fp162986
-	JA           fp322987
+	JE           fp163592
+	JA           fp323593
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check2990
+	JMP          check3596
 
-next2989:
+next3595:
 	TESTQ     AX, AX
-	JEQ       kept2991
+	JEQ       kept3597
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y18
@@ -497,7 +515,7 @@ next2989:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2991:
+kept3597:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -536,32 +554,60 @@ kept2991:
 	VPADDD      Z0, Z18, Z19
 	VPSRLD      $0x10, Z19, Z19
 	VPMOVDW     Z19, Y19
-	VMOVDQU32   Y19, (SI)(CX*2)
-	VPSRLD      $0x08, Z18, Z18
-	VPMOVDB     Z18, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X13, X13
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted3598
+	VPSUBW      (SI)(CX*2), Y19, Y20
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y20, K1
+	VPABSW      Y20, Y20
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y20, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (SI)(CX*2), Y20
+	VMOVDQU16   Y20, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check2990:
+noted3598:
+	VMOVDQU32 Y19, (SI)(CX*2)
+	VPSRLD    $0x08, Z18, Z18
+	VPMOVDB   Z18, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X13, X13
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check3596:
 	CMPQ CX, R10
-	JB   next2989
+	JB   next3595
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2989
-	JMP  done2988
+	JB   next3595
+	JMP  done3594
 
-fp162986:
+fp163592:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2993
+	JMP  check3600
 
-next2992:
+next3599:
 	TESTQ     AX, AX
-	JEQ       kept2994
+	JEQ       kept3601
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y18
@@ -575,7 +621,7 @@ next2992:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2994:
+kept3601:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -613,32 +659,60 @@ kept2994:
 	VPADDD      Z0, Z18, Z19
 	VPSRLD      $0x10, Z19, Z19
 	VPMOVDW     Z19, Y19
-	VMOVDQU32   Y19, (SI)(CX*2)
-	VPSRLD      $0x08, Z18, Z18
-	VPMOVDB     Z18, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X13, X13
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted3602
+	VPSUBW      (SI)(CX*2), Y19, Y20
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y20, K1
+	VPABSW      Y20, Y20
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y20, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (SI)(CX*2), Y20
+	VMOVDQU16   Y20, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check2993:
+noted3602:
+	VMOVDQU32 Y19, (SI)(CX*2)
+	VPSRLD    $0x08, Z18, Z18
+	VPMOVDB   Z18, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X13, X13
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check3600:
 	CMPQ CX, R10
-	JB   next2992
+	JB   next3599
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2992
-	JMP  done2988
+	JB   next3599
+	JMP  done3594
 
-fp322987:
+fp323593:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2996
+	JMP  check3604
 
-next2995:
+next3603:
 	TESTQ     AX, AX
-	JEQ       kept2997
+	JEQ       kept3605
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y18
@@ -652,7 +726,7 @@ next2995:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2997:
+kept3605:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -690,22 +764,50 @@ kept2997:
 	VPADDD      Z0, Z18, Z19
 	VPSRLD      $0x10, Z19, Z19
 	VPMOVDW     Z19, Y19
-	VMOVDQU32   Y19, (SI)(CX*2)
-	VPSRLD      $0x08, Z18, Z18
-	VPMOVDB     Z18, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X13, X13
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted3606
+	VPSUBW      (SI)(CX*2), Y19, Y20
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y20, K1
+	VPABSW      Y20, Y20
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y20, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (SI)(CX*2), Y20
+	VMOVDQU16   Y20, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check2996:
+noted3606:
+	VMOVDQU32 Y19, (SI)(CX*2)
+	VPSRLD    $0x08, Z18, Z18
+	VPMOVDB   Z18, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X13, X13
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check3604:
 	CMPQ CX, R10
-	JB   next2995
+	JB   next3603
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2995
+	JB   next3603
 
-done2988:
+done3594:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 X12, 128(AX)
@@ -714,21 +816,21 @@ done2988:
 	VMOVDQU32 Z15, 320(AX)
 	VMOVDQU32 Z16, 384(AX)
 	VMOVDQU32 Z17, 448(AX)
-	JMP       updated2984
+	JMP       updated3590
 
-plain2983:
+plain3589:
 	CMPQ CX, $0x01
-	JE   fp162999
-	JA   fp323000
+	JE   fp163608
+	JA   fp323609
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3003
+	JMP  check3612
 
-next3002:
+next3611:
 	TESTQ     AX, AX
-	JEQ       kept3004
+	JEQ       kept3613
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y12
@@ -742,7 +844,7 @@ next3002:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3004:
+kept3613:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -776,31 +878,59 @@ kept3004:
 	VPADDD      Z0, Z12, Z13
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
-	VMOVDQU32   Y13, (SI)(CX*2)
-	VPSRLD      $0x08, Z12, Z12
-	VPMOVDB     Z12, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted3614
+	VPSUBW      (SI)(CX*2), Y13, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (SI)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check3003:
+noted3614:
+	VMOVDQU32 Y13, (SI)(CX*2)
+	VPSRLD    $0x08, Z12, Z12
+	VPMOVDB   Z12, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check3612:
 	CMPQ CX, R10
-	JB   next3002
+	JB   next3611
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3002
-	JMP  done3001
+	JB   next3611
+	JMP  done3610
 
-fp162999:
+fp163608:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3006
+	JMP  check3616
 
-next3005:
+next3615:
 	TESTQ     AX, AX
-	JEQ       kept3007
+	JEQ       kept3617
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y12
@@ -814,7 +944,7 @@ next3005:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3007:
+kept3617:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -847,31 +977,59 @@ kept3007:
 	VPADDD      Z0, Z12, Z13
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
-	VMOVDQU32   Y13, (SI)(CX*2)
-	VPSRLD      $0x08, Z12, Z12
-	VPMOVDB     Z12, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted3618
+	VPSUBW      (SI)(CX*2), Y13, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (SI)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check3006:
+noted3618:
+	VMOVDQU32 Y13, (SI)(CX*2)
+	VPSRLD    $0x08, Z12, Z12
+	VPMOVDB   Z12, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check3616:
 	CMPQ CX, R10
-	JB   next3005
+	JB   next3615
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3005
-	JMP  done3001
+	JB   next3615
+	JMP  done3610
 
-fp323000:
+fp323609:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3009
+	JMP  check3620
 
-next3008:
+next3619:
 	TESTQ     AX, AX
-	JEQ       kept3010
+	JEQ       kept3621
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y12
@@ -885,7 +1043,7 @@ next3008:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3010:
+kept3621:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -918,28 +1076,56 @@ kept3010:
 	VPADDD      Z0, Z12, Z13
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
-	VMOVDQU32   Y13, (SI)(CX*2)
-	VPSRLD      $0x08, Z12, Z12
-	VPMOVDB     Z12, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted3622
+	VPSUBW      (SI)(CX*2), Y13, Y14
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y14, K1
+	VPABSW      Y14, Y14
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y14, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y14, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (SI)(CX*2), Y14
+	VMOVDQU16   Y14, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check3009:
+noted3622:
+	VMOVDQU32 Y13, (SI)(CX*2)
+	VPSRLD    $0x08, Z12, Z12
+	VPMOVDB   Z12, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check3620:
 	CMPQ CX, R10
-	JB   next3008
+	JB   next3619
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3008
+	JB   next3619
 
-done3001:
-updated2984:
+done3610:
+updated3590:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func lionSplit24FP32AVX512(a *Arguments)
-// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·lionSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -981,23 +1167,23 @@ TEXT ·lionSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3011
+	JEQ          plain3623
 	VPXORQ       X10, X10, X10
 	VPXORQ       X11, X11, X11
 	VPXORQ       Z12, Z12, Z12
 	VPXORQ       Z13, Z13, Z13
 	CMPQ         CX, $0x01
-	JE           fp163014
-	JA           fp323015
+	JE           fp163626
+	JA           fp323627
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3018
+	JMP          check3630
 
-next3017:
+next3629:
 	TESTQ     AX, AX
-	JEQ       kept3019
+	JEQ       kept3631
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -1009,7 +1195,7 @@ next3017:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3019:
+kept3631:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1047,32 +1233,60 @@ kept3019:
 	VPADDD      Z0, Z14, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVDQU32   Y16, (SI)(CX*2)
-	VPSRLD      $0x08, Z14, Z14
-	VPMOVDB     Z14, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X11, X11
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3632
+	VPSUBW      (SI)(CX*2), Y16, Y17
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y17, K1
+	VPABSW      Y17, Y17
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y17, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y17
+	VMOVDQU16   Y17, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3018:
+noted3632:
+	VMOVDQU32 Y16, (SI)(CX*2)
+	VPSRLD    $0x08, Z14, Z14
+	VPMOVDB   Z14, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X11, X11
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3630:
 	CMPQ CX, R9
-	JB   next3017
+	JB   next3629
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3017
-	JMP  done3016
+	JB   next3629
+	JMP  done3628
 
-fp163014:
+fp163626:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3021
+	JMP  check3634
 
-next3020:
+next3633:
 	TESTQ     AX, AX
-	JEQ       kept3022
+	JEQ       kept3635
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -1084,7 +1298,7 @@ next3020:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3022:
+kept3635:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1121,32 +1335,60 @@ kept3022:
 	VPADDD      Z0, Z14, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVDQU32   Y16, (SI)(CX*2)
-	VPSRLD      $0x08, Z14, Z14
-	VPMOVDB     Z14, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X11, X11
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3636
+	VPSUBW      (SI)(CX*2), Y16, Y17
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y17, K1
+	VPABSW      Y17, Y17
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y17, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y17
+	VMOVDQU16   Y17, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3021:
+noted3636:
+	VMOVDQU32 Y16, (SI)(CX*2)
+	VPSRLD    $0x08, Z14, Z14
+	VPMOVDB   Z14, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X11, X11
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3634:
 	CMPQ CX, R9
-	JB   next3020
+	JB   next3633
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3020
-	JMP  done3016
+	JB   next3633
+	JMP  done3628
 
-fp323015:
+fp323627:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3024
+	JMP  check3638
 
-next3023:
+next3637:
 	TESTQ     AX, AX
-	JEQ       kept3025
+	JEQ       kept3639
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -1158,7 +1400,7 @@ next3023:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3025:
+kept3639:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1195,43 +1437,71 @@ kept3025:
 	VPADDD      Z0, Z14, Z16
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
-	VMOVDQU32   Y16, (SI)(CX*2)
-	VPSRLD      $0x08, Z14, Z14
-	VPMOVDB     Z14, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X11, X11
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3640
+	VPSUBW      (SI)(CX*2), Y16, Y17
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y17, K1
+	VPABSW      Y17, Y17
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y17, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y17
+	VMOVDQU16   Y17, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3024:
+noted3640:
+	VMOVDQU32 Y16, (SI)(CX*2)
+	VPSRLD    $0x08, Z14, Z14
+	VPMOVDB   Z14, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X11, X11
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3638:
 	CMPQ CX, R9
-	JB   next3023
+	JB   next3637
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3023
+	JB   next3637
 
-done3016:
+done3628:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 X10, 128(AX)
 	VMOVDQU32 X11, 192(AX)
 	VMOVDQU32 Z12, 256(AX)
 	VMOVDQU32 Z13, 320(AX)
-	JMP       updated3012
+	JMP       updated3624
 
-plain3011:
+plain3623:
 	CMPQ CX, $0x01
-	JE   fp163027
-	JA   fp323028
+	JE   fp163642
+	JA   fp323643
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3031
+	JMP  check3646
 
-next3030:
+next3645:
 	TESTQ     AX, AX
-	JEQ       kept3032
+	JEQ       kept3647
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1243,7 +1513,7 @@ next3030:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3032:
+kept3647:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1278,31 +1548,59 @@ kept3032:
 	VPADDD      Z0, Z10, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVDQU32   Y12, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3648
+	VPSUBW      (SI)(CX*2), Y12, Y13
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y13, K1
+	VPABSW      Y13, Y13
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y13, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y13
+	VMOVDQU16   Y13, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3031:
+noted3648:
+	VMOVDQU32 Y12, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3646:
 	CMPQ CX, R9
-	JB   next3030
+	JB   next3645
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3030
-	JMP  done3029
+	JB   next3645
+	JMP  done3644
 
-fp163027:
+fp163642:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3034
+	JMP  check3650
 
-next3033:
+next3649:
 	TESTQ     AX, AX
-	JEQ       kept3035
+	JEQ       kept3651
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1314,7 +1612,7 @@ next3033:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3035:
+kept3651:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1348,31 +1646,59 @@ kept3035:
 	VPADDD      Z0, Z10, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVDQU32   Y12, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3652
+	VPSUBW      (SI)(CX*2), Y12, Y13
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y13, K1
+	VPABSW      Y13, Y13
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y13, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y13
+	VMOVDQU16   Y13, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3034:
+noted3652:
+	VMOVDQU32 Y12, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3650:
 	CMPQ CX, R9
-	JB   next3033
+	JB   next3649
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3033
-	JMP  done3029
+	JB   next3649
+	JMP  done3644
 
-fp323028:
+fp323643:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3037
+	JMP  check3654
 
-next3036:
+next3653:
 	TESTQ     AX, AX
-	JEQ       kept3038
+	JEQ       kept3655
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1384,7 +1710,7 @@ next3036:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3038:
+kept3655:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1418,28 +1744,56 @@ kept3038:
 	VPADDD      Z0, Z10, Z12
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
-	VMOVDQU32   Y12, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3656
+	VPSUBW      (SI)(CX*2), Y12, Y13
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y13, K1
+	VPABSW      Y13, Y13
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y13, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y13
+	VMOVDQU16   Y13, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3037:
+noted3656:
+	VMOVDQU32 Y12, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3654:
 	CMPQ CX, R9
-	JB   next3036
+	JB   next3653
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3036
+	JB   next3653
 
-done3029:
-updated3012:
+done3644:
+updated3624:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adagradSplit24FP32AVX512(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adagradSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -1477,23 +1831,23 @@ TEXT ·adagradSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3039
+	JEQ          plain3657
 	VPXORQ       X6, X6, X6
 	VPXORQ       X7, X7, X7
 	VPXORQ       Z8, Z8, Z8
 	VPXORQ       Z9, Z9, Z9
 	CMPQ         CX, $0x01
-	JE           fp163042
-	JA           fp323043
+	JE           fp163660
+	JA           fp323661
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3046
+	JMP          check3664
 
-next3045:
+next3663:
 	TESTQ     AX, AX
-	JEQ       kept3047
+	JEQ       kept3665
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1505,7 +1859,7 @@ next3045:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3047:
+kept3665:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1536,32 +1890,60 @@ kept3047:
 	VPADDD      Z0, Z10, Z11
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y11, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X7, X7
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3666
+	VPSUBW      (SI)(CX*2), Y11, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3046:
+noted3666:
+	VMOVDQU32 Y11, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X7, X7
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3664:
 	CMPQ CX, R9
-	JB   next3045
+	JB   next3663
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3045
-	JMP  done3044
+	JB   next3663
+	JMP  done3662
 
-fp163042:
+fp163660:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3049
+	JMP  check3668
 
-next3048:
+next3667:
 	TESTQ     AX, AX
-	JEQ       kept3050
+	JEQ       kept3669
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1573,7 +1955,7 @@ next3048:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3050:
+kept3669:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1603,32 +1985,60 @@ kept3050:
 	VPADDD      Z0, Z10, Z11
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y11, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X7, X7
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3670
+	VPSUBW      (SI)(CX*2), Y11, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3049:
+noted3670:
+	VMOVDQU32 Y11, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X7, X7
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3668:
 	CMPQ CX, R9
-	JB   next3048
+	JB   next3667
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3048
-	JMP  done3044
+	JB   next3667
+	JMP  done3662
 
-fp323043:
+fp323661:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3052
+	JMP  check3672
 
-next3051:
+next3671:
 	TESTQ     AX, AX
-	JEQ       kept3053
+	JEQ       kept3673
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1640,7 +2050,7 @@ next3051:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3053:
+kept3673:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1670,43 +2080,71 @@ kept3053:
 	VPADDD      Z0, Z10, Z11
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y11, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X7, X7
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3674
+	VPSUBW      (SI)(CX*2), Y11, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3052:
+noted3674:
+	VMOVDQU32 Y11, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X7, X7
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3672:
 	CMPQ CX, R9
-	JB   next3051
+	JB   next3671
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3051
+	JB   next3671
 
-done3044:
+done3662:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 X6, 128(AX)
 	VMOVDQU32 X7, 192(AX)
 	VMOVDQU32 Z8, 256(AX)
 	VMOVDQU32 Z9, 320(AX)
-	JMP       updated3040
+	JMP       updated3658
 
-plain3039:
+plain3657:
 	CMPQ CX, $0x01
-	JE   fp163055
-	JA   fp323056
+	JE   fp163676
+	JA   fp323677
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3059
+	JMP  check3680
 
-next3058:
+next3679:
 	TESTQ     AX, AX
-	JEQ       kept3060
+	JEQ       kept3681
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y6
@@ -1718,7 +2156,7 @@ next3058:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3060:
+kept3681:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1746,31 +2184,59 @@ kept3060:
 	VPADDD      Z0, Z6, Z7
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
-	VMOVDQU32   Y7, (SI)(CX*2)
-	VPSRLD      $0x08, Z6, Z6
-	VPMOVDB     Z6, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3682
+	VPSUBW      (SI)(CX*2), Y7, Y8
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y8, K1
+	VPABSW      Y8, Y8
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y8, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y8
+	VMOVDQU16   Y8, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3059:
+noted3682:
+	VMOVDQU32 Y7, (SI)(CX*2)
+	VPSRLD    $0x08, Z6, Z6
+	VPMOVDB   Z6, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3680:
 	CMPQ CX, R9
-	JB   next3058
+	JB   next3679
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3058
-	JMP  done3057
+	JB   next3679
+	JMP  done3678
 
-fp163055:
+fp163676:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3062
+	JMP  check3684
 
-next3061:
+next3683:
 	TESTQ     AX, AX
-	JEQ       kept3063
+	JEQ       kept3685
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y6
@@ -1782,7 +2248,7 @@ next3061:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3063:
+kept3685:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1809,31 +2275,59 @@ kept3063:
 	VPADDD      Z0, Z6, Z7
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
-	VMOVDQU32   Y7, (SI)(CX*2)
-	VPSRLD      $0x08, Z6, Z6
-	VPMOVDB     Z6, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3686
+	VPSUBW      (SI)(CX*2), Y7, Y8
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y8, K1
+	VPABSW      Y8, Y8
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y8, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y8
+	VMOVDQU16   Y8, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3062:
+noted3686:
+	VMOVDQU32 Y7, (SI)(CX*2)
+	VPSRLD    $0x08, Z6, Z6
+	VPMOVDB   Z6, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3684:
 	CMPQ CX, R9
-	JB   next3061
+	JB   next3683
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3061
-	JMP  done3057
+	JB   next3683
+	JMP  done3678
 
-fp323056:
+fp323677:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3065
+	JMP  check3688
 
-next3064:
+next3687:
 	TESTQ     AX, AX
-	JEQ       kept3066
+	JEQ       kept3689
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y6
@@ -1845,7 +2339,7 @@ next3064:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3066:
+kept3689:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1872,28 +2366,56 @@ kept3066:
 	VPADDD      Z0, Z6, Z7
 	VPSRLD      $0x10, Z7, Z7
 	VPMOVDW     Z7, Y7
-	VMOVDQU32   Y7, (SI)(CX*2)
-	VPSRLD      $0x08, Z6, Z6
-	VPMOVDB     Z6, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3690
+	VPSUBW      (SI)(CX*2), Y7, Y8
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y8, K1
+	VPABSW      Y8, Y8
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y8, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y8, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y8
+	VMOVDQU16   Y8, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3065:
+noted3690:
+	VMOVDQU32 Y7, (SI)(CX*2)
+	VPSRLD    $0x08, Z6, Z6
+	VPMOVDB   Z6, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3688:
 	CMPQ CX, R9
-	JB   next3064
+	JB   next3687
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3064
+	JB   next3687
 
-done3057:
-updated3040:
+done3678:
+updated3658:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func sgdSplit24FP32AVX512(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·sgdSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -1935,23 +2457,23 @@ TEXT ·sgdSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3067
+	JEQ          plain3691
 	VPXORQ       X10, X10, X10
 	VPXORQ       X11, X11, X11
 	VPXORQ       Z12, Z12, Z12
 	VPXORQ       Z13, Z13, Z13
 	CMPQ         CX, $0x01
-	JE           fp163070
-	JA           fp323071
+	JE           fp163694
+	JA           fp323695
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3074
+	JMP          check3698
 
-next3073:
+next3697:
 	TESTQ     AX, AX
-	JEQ       kept3075
+	JEQ       kept3699
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -1963,7 +2485,7 @@ next3073:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3075:
+kept3699:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1994,32 +2516,60 @@ kept3075:
 	VPADDD      Z0, Z14, Z15
 	VPSRLD      $0x10, Z15, Z15
 	VPMOVDW     Z15, Y15
-	VMOVDQU32   Y15, (SI)(CX*2)
-	VPSRLD      $0x08, Z14, Z14
-	VPMOVDB     Z14, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X11, X11
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3700
+	VPSUBW      (SI)(CX*2), Y15, Y16
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y16
+	VMOVDQU16   Y16, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3074:
+noted3700:
+	VMOVDQU32 Y15, (SI)(CX*2)
+	VPSRLD    $0x08, Z14, Z14
+	VPMOVDB   Z14, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X11, X11
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3698:
 	CMPQ CX, R9
-	JB   next3073
+	JB   next3697
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3073
-	JMP  done3072
+	JB   next3697
+	JMP  done3696
 
-fp163070:
+fp163694:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3077
+	JMP  check3702
 
-next3076:
+next3701:
 	TESTQ     AX, AX
-	JEQ       kept3078
+	JEQ       kept3703
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -2031,7 +2581,7 @@ next3076:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3078:
+kept3703:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -2061,32 +2611,60 @@ kept3078:
 	VPADDD      Z0, Z14, Z15
 	VPSRLD      $0x10, Z15, Z15
 	VPMOVDW     Z15, Y15
-	VMOVDQU32   Y15, (SI)(CX*2)
-	VPSRLD      $0x08, Z14, Z14
-	VPMOVDB     Z14, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X11, X11
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3704
+	VPSUBW      (SI)(CX*2), Y15, Y16
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y16
+	VMOVDQU16   Y16, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3077:
+noted3704:
+	VMOVDQU32 Y15, (SI)(CX*2)
+	VPSRLD    $0x08, Z14, Z14
+	VPMOVDB   Z14, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X11, X11
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3702:
 	CMPQ CX, R9
-	JB   next3076
+	JB   next3701
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3076
-	JMP  done3072
+	JB   next3701
+	JMP  done3696
 
-fp323071:
+fp323695:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3080
+	JMP  check3706
 
-next3079:
+next3705:
 	TESTQ     AX, AX
-	JEQ       kept3081
+	JEQ       kept3707
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -2098,7 +2676,7 @@ next3079:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3081:
+kept3707:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -2128,43 +2706,71 @@ kept3081:
 	VPADDD      Z0, Z14, Z15
 	VPSRLD      $0x10, Z15, Z15
 	VPMOVDW     Z15, Y15
-	VMOVDQU32   Y15, (SI)(CX*2)
-	VPSRLD      $0x08, Z14, Z14
-	VPMOVDB     Z14, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), X11, X11
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3708
+	VPSUBW      (SI)(CX*2), Y15, Y16
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y16
+	VMOVDQU16   Y16, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3080:
+noted3708:
+	VMOVDQU32 Y15, (SI)(CX*2)
+	VPSRLD    $0x08, Z14, Z14
+	VPMOVDB   Z14, (BX)(CX*1)
+	VPADDQ    (BX)(CX*1), X11, X11
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3706:
 	CMPQ CX, R9
-	JB   next3079
+	JB   next3705
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3079
+	JB   next3705
 
-done3072:
+done3696:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 X10, 128(AX)
 	VMOVDQU32 X11, 192(AX)
 	VMOVDQU32 Z12, 256(AX)
 	VMOVDQU32 Z13, 320(AX)
-	JMP       updated3068
+	JMP       updated3692
 
-plain3067:
+plain3691:
 	CMPQ CX, $0x01
-	JE   fp163083
-	JA   fp323084
+	JE   fp163710
+	JA   fp323711
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3087
+	JMP  check3714
 
-next3086:
+next3713:
 	TESTQ     AX, AX
-	JEQ       kept3088
+	JEQ       kept3715
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -2176,7 +2782,7 @@ next3086:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3088:
+kept3715:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -2204,31 +2810,59 @@ kept3088:
 	VPADDD      Z0, Z10, Z11
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y11, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3716
+	VPSUBW      (SI)(CX*2), Y11, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3087:
+noted3716:
+	VMOVDQU32 Y11, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3714:
 	CMPQ CX, R9
-	JB   next3086
+	JB   next3713
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3086
-	JMP  done3085
+	JB   next3713
+	JMP  done3712
 
-fp163083:
+fp163710:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3090
+	JMP  check3718
 
-next3089:
+next3717:
 	TESTQ     AX, AX
-	JEQ       kept3091
+	JEQ       kept3719
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -2240,7 +2874,7 @@ next3089:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3091:
+kept3719:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -2267,31 +2901,59 @@ kept3091:
 	VPADDD      Z0, Z10, Z11
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y11, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3720
+	VPSUBW      (SI)(CX*2), Y11, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3090:
+noted3720:
+	VMOVDQU32 Y11, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3718:
 	CMPQ CX, R9
-	JB   next3089
+	JB   next3717
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3089
-	JMP  done3085
+	JB   next3717
+	JMP  done3712
 
-fp323084:
+fp323711:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3093
+	JMP  check3722
 
-next3092:
+next3721:
 	TESTQ     AX, AX
-	JEQ       kept3094
+	JEQ       kept3723
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -2303,7 +2965,7 @@ next3092:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3094:
+kept3723:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -2330,22 +2992,50 @@ kept3094:
 	VPADDD      Z0, Z10, Z11
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y11, (SI)(CX*2)
-	VPSRLD      $0x08, Z10, Z10
-	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted3724
+	VPSUBW      (SI)(CX*2), Y11, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (SI)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check3093:
+noted3724:
+	VMOVDQU32 Y11, (SI)(CX*2)
+	VPSRLD    $0x08, Z10, Z10
+	VPMOVDB   Z10, (BX)(CX*1)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check3722:
 	CMPQ CX, R9
-	JB   next3092
+	JB   next3721
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3092
+	JB   next3721
 
-done3085:
-updated3068:
+done3712:
+updated3692:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2370,15 +3060,15 @@ TEXT ·trafficSplit241xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp163096
-	JA     fp323097
+	JE     fp163726
+	JA     fp323727
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check3100
+	JMP    check3730
 
-next3099:
+next3729:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -2393,23 +3083,23 @@ next3099:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check3100:
+check3730:
 	CMPQ DX, R8
-	JB   next3099
+	JB   next3729
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next3099
-	JMP  done3098
+	JB   next3729
+	JMP  done3728
 
-fp163096:
+fp163726:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check3102
+	JMP  check3732
 
-next3101:
+next3731:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -2424,23 +3114,23 @@ next3101:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check3102:
+check3732:
 	CMPQ DX, R8
-	JB   next3101
+	JB   next3731
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next3101
-	JMP  done3098
+	JB   next3731
+	JMP  done3728
 
-fp323097:
+fp323727:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check3104
+	JMP  check3734
 
-next3103:
+next3733:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -2455,15 +3145,15 @@ next3103:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check3104:
+check3734:
 	CMPQ DX, R8
-	JB   next3103
+	JB   next3733
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next3103
+	JB   next3733
 
-done3098:
+done3728:
 	VZEROUPPER
 	RET
 
@@ -2489,15 +3179,15 @@ TEXT ·trafficSplit242xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp163106
-	JA     fp323107
+	JE     fp163736
+	JA     fp323737
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check3110
+	JMP    check3740
 
-next3109:
+next3739:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -2515,23 +3205,23 @@ next3109:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check3110:
+check3740:
 	CMPQ DX, R9
-	JB   next3109
+	JB   next3739
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3109
-	JMP  done3108
+	JB   next3739
+	JMP  done3738
 
-fp163106:
+fp163736:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check3112
+	JMP  check3742
 
-next3111:
+next3741:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -2549,23 +3239,23 @@ next3111:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check3112:
+check3742:
 	CMPQ DX, R9
-	JB   next3111
+	JB   next3741
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3111
-	JMP  done3108
+	JB   next3741
+	JMP  done3738
 
-fp323107:
+fp323737:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check3114
+	JMP  check3744
 
-next3113:
+next3743:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -2583,15 +3273,15 @@ next3113:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check3114:
+check3744:
 	CMPQ DX, R9
-	JB   next3113
+	JB   next3743
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3113
+	JB   next3743
 
-done3108:
+done3738:
 	VZEROUPPER
 	RET
 
@@ -2648,7 +3338,7 @@ TEXT ·adamSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain3115
+	JEQ          plain3745
 	VPXORQ       Y16, Y16, Y16
 	VPXORQ       Y17, Y17, Y17
 	VPXORQ       Z18, Z18, Z18
@@ -2656,17 +3346,17 @@ TEXT ·adamSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	VPXORQ       Z20, Z20, Z20
 	VPXORQ       Z21, Z21, Z21
 	CMPQ         CX, $0x01
-	JE           fp163118
-	JA           fp323119
+	JE           fp163748
+	JA           fp323749
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check3122
+	JMP          check3752
 
-next3121:
+next3751:
 	TESTQ     AX, AX
-	JEQ       kept3123
+	JEQ       kept3753
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z22
@@ -2680,114 +3370,165 @@ next3121:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3123:
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (BX)(R11*1)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	VPADDQ      (BX)(CX*1), Y16, Y16
-	VPADDQ      (DI)(CX*2), Z18, Z18
-	VPADDQ      (R8)(CX*2), Z20, Z20
-	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU32   (DX)(CX*2), Z23
-	VPSLLD      $0x10, Z23, Z22
-	VPANDD      Z1, Z23, Z23
-	VPMOVZXBW   (BX)(CX*1), Z24
-	VPSLLW      $0x08, Z24, Z24
-	VPSRAW      $0x0f, Z24, Z25
-	VPADDW      (SI)(CX*2), Z25, Z25
-	VPSLLD      $0x10, Z25, Z26
-	VPTERNLOGD  $0xf4, Z1, Z24, Z26
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z25, Z1, Z24
-	VMULPS      Z12, Z22, Z22
-	VFMADD231PS Z13, Z26, Z22
-	VMULPS      Z12, Z23, Z23
-	VFMADD231PS Z13, Z24, Z23
-	VMOVDQU32   (DI)(CX*2), Z27
-	VPSLLD      $0x10, Z27, Z25
-	VPANDD      Z1, Z27, Z27
-	VMULPS      Z25, Z6, Z25
-	VFMADD231PS Z7, Z22, Z25
-	VMULPS      Z27, Z6, Z27
-	VFMADD231PS Z7, Z23, Z27
-	VMULPS      Z22, Z22, Z22
-	VMULPS      Z23, Z23, Z23
-	VMOVDQU32   (R8)(CX*2), Z29
-	VPSLLD      $0x10, Z29, Z28
-	VPANDD      Z1, Z29, Z29
-	VMULPS      Z28, Z8, Z28
-	VFMADD231PS Z9, Z22, Z28
-	VMULPS      Z29, Z8, Z22
-	VFMADD231PS Z9, Z23, Z22
-	VPADDD      Z0, Z25, Z23
-	VPADDD      Z0, Z27, Z29
-	VPSRLD      $0x10, Z23, Z23
-	VPTERNLOGD  $0xf8, Z29, Z1, Z23
-	VMOVDQU32   Z23, (DI)(CX*2)
-	VPADDQ      Z23, Z19, Z19
-	VPMULLD     Z5, Z5, Z23
-	VPSRLD      $0x10, Z23, Z23
-	VPADDD      Z2, Z5, Z29
-	VPMULLD     Z29, Z29, Z29
-	VPSRLD      $0x10, Z29, Z29
-	VPADDD      Z28, Z23, Z23
-	VPADDD      Z22, Z29, Z29
-	VPSRLD      $0x10, Z23, Z23
-	VPTERNLOGD  $0xf8, Z29, Z1, Z23
-	VMOVDQU32   Z23, (R8)(CX*2)
-	VPADDQ      Z23, Z21, Z21
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z28, Z28
-	VSQRTPS     Z22, Z22
-	VFMADD213PS Z14, Z10, Z28
-	VDIVPS      Z28, Z25, Z25
-	VFMADD231PS Z15, Z26, Z26
-	VFMADD231PS Z11, Z25, Z26
-	VFMADD213PS Z14, Z10, Z22
-	VDIVPS      Z22, Z27, Z27
-	VFMADD231PS Z15, Z24, Z24
-	VFMADD231PS Z11, Z27, Z24
-	VPMULLD     Z4, Z4, Z22
-	VPSRLD      $0x18, Z22, Z22
-	VPADDD      Z2, Z4, Z23
-	VPMULLD     Z23, Z23, Z23
-	VPSRLD      $0x18, Z23, Z23
-	VPADDD      Z26, Z22, Z22
-	VPADDD      Z24, Z23, Z23
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z22, Z24
-	VPADDD      Z0, Z23, Z25
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z25, Z1, Z24
-	VMOVDQU32   Z24, (SI)(CX*2)
-	VPSLLD      $0x10, Z23, Z23
-	VPTERNLOGD  $0xf4, Z1, Z22, Z23
-	VPSRLW      $0x08, Z23, Z23
-	VPMOVWB     Z23, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y17, Y17
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept3753:
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (BX)(R11*1)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	VPADDQ        (BX)(CX*1), Y16, Y16
+	VPADDQ        (DI)(CX*2), Z18, Z18
+	VPADDQ        (R8)(CX*2), Z20, Z20
+	PREFETCHT0    (DX)(R11*2)
+	VMOVDQU32     (DX)(CX*2), Z23
+	VPSLLD        $0x10, Z23, Z22
+	VPANDD        Z1, Z23, Z23
+	VPMOVZXBW     (BX)(CX*1), Z24
+	VPSLLW        $0x08, Z24, Z24
+	VPSRAW        $0x0f, Z24, Z25
+	VPADDW        (SI)(CX*2), Z25, Z25
+	VPSLLD        $0x10, Z25, Z26
+	VPTERNLOGD    $0xf4, Z1, Z24, Z26
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z25, Z1, Z24
+	VMULPS        Z12, Z22, Z22
+	VFMADD231PS   Z13, Z26, Z22
+	VMULPS        Z12, Z23, Z23
+	VFMADD231PS   Z13, Z24, Z23
+	VMOVDQU32     (DI)(CX*2), Z27
+	VPSLLD        $0x10, Z27, Z25
+	VPANDD        Z1, Z27, Z27
+	VMULPS        Z25, Z6, Z25
+	VFMADD231PS   Z7, Z22, Z25
+	VMULPS        Z27, Z6, Z27
+	VFMADD231PS   Z7, Z23, Z27
+	VMULPS        Z22, Z22, Z22
+	VMULPS        Z23, Z23, Z23
+	VMOVDQU32     (R8)(CX*2), Z29
+	VPSLLD        $0x10, Z29, Z28
+	VPANDD        Z1, Z29, Z29
+	VMULPS        Z28, Z8, Z28
+	VFMADD231PS   Z9, Z22, Z28
+	VMULPS        Z29, Z8, Z22
+	VFMADD231PS   Z9, Z23, Z22
+	VPADDD        Z0, Z25, Z23
+	VPADDD        Z0, Z27, Z29
+	VPSRLD        $0x10, Z23, Z23
+	VPTERNLOGD    $0xf8, Z29, Z1, Z23
+	VMOVDQU32     Z23, (DI)(CX*2)
+	VPADDQ        Z23, Z19, Z19
+	VPMULLD       Z5, Z5, Z23
+	VPSRLD        $0x10, Z23, Z23
+	VPADDD        Z2, Z5, Z29
+	VPMULLD       Z29, Z29, Z29
+	VPSRLD        $0x10, Z29, Z29
+	VPADDD        Z28, Z23, Z23
+	VPADDD        Z22, Z29, Z29
+	VPSRLD        $0x10, Z23, Z23
+	VPTERNLOGD    $0xf8, Z29, Z1, Z23
+	VMOVDQU32     Z23, (R8)(CX*2)
+	VPADDQ        Z23, Z21, Z21
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z28, Z28
+	VSQRTPS       Z22, Z22
+	VFMADD213PS   Z14, Z10, Z28
+	VDIVPS        Z28, Z25, Z25
+	VFMADD231PS   Z15, Z26, Z26
+	VFMADD231PS   Z11, Z25, Z26
+	VFMADD213PS   Z14, Z10, Z22
+	VDIVPS        Z22, Z27, Z27
+	VFMADD231PS   Z15, Z24, Z24
+	VFMADD231PS   Z11, Z27, Z24
+	VPMULLD       Z4, Z4, Z22
+	VPSRLD        $0x18, Z22, Z22
+	VPADDD        Z2, Z4, Z23
+	VPMULLD       Z23, Z23, Z23
+	VPSRLD        $0x18, Z23, Z23
+	VPADDD        Z26, Z22, Z22
+	VPADDD        Z24, Z23, Z23
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z22, Z24
+	VPADDD        Z0, Z23, Z25
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z25, Z1, Z24
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3754
+	VPSUBW        (SI)(CX*2), Y24, Y25
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y25, K1
+	VPABSW        Y25, Y25
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y25, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y25, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(CX*2), Y25
+	VMOVDQU16     Y25, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z24, Y25
+	VPSUBW        32(SI)(CX*2), Y25, Y25
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y25, K1
+	VPABSW        Y25, Y25
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y25, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y25, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(CX*2), Y25
+	VMOVDQU16     Y25, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check3122:
+noted3754:
+	VMOVDQU32  Z24, (SI)(CX*2)
+	VPSLLD     $0x10, Z23, Z23
+	VPTERNLOGD $0xf4, Z1, Z22, Z23
+	VPSRLW     $0x08, Z23, Z23
+	VPMOVWB    Z23, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y17, Y17
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R11
+
+check3752:
 	CMPQ CX, R10
-	JB   next3121
+	JB   next3751
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3121
-	JMP  done3120
+	JB   next3751
+	JMP  done3750
 
-fp163118:
+fp163748:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3125
+	JMP  check3756
 
-next3124:
+next3755:
 	TESTQ     AX, AX
-	JEQ       kept3126
+	JEQ       kept3757
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z22
@@ -2801,117 +3542,168 @@ next3124:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3126:
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (BX)(R11*1)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	VPADDQ      (BX)(CX*1), Y16, Y16
-	VPADDQ      (DI)(CX*2), Z18, Z18
-	VPADDQ      (R8)(CX*2), Z20, Z20
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z22
-	VCVTPH2PS   32(DX)(CX*2), Z23
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z24
-	VPERMI2PS   Z23, Z22, Z24
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z25
-	VPERMI2PS   Z23, Z22, Z25
-	VPMOVZXBW   (BX)(CX*1), Z22
-	VPSLLW      $0x08, Z22, Z22
-	VPSRAW      $0x0f, Z22, Z23
-	VPADDW      (SI)(CX*2), Z23, Z23
-	VPSLLD      $0x10, Z23, Z26
-	VPTERNLOGD  $0xf4, Z1, Z22, Z26
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z23, Z1, Z22
-	VMULPS      Z12, Z24, Z24
-	VFMADD231PS Z13, Z26, Z24
-	VMULPS      Z12, Z25, Z25
-	VFMADD231PS Z13, Z22, Z25
-	VMOVDQU32   (DI)(CX*2), Z27
-	VPSLLD      $0x10, Z27, Z23
-	VPANDD      Z1, Z27, Z27
-	VMULPS      Z23, Z6, Z23
-	VFMADD231PS Z7, Z24, Z23
-	VMULPS      Z27, Z6, Z27
-	VFMADD231PS Z7, Z25, Z27
-	VMULPS      Z24, Z24, Z24
-	VMULPS      Z25, Z25, Z25
-	VMOVDQU32   (R8)(CX*2), Z29
-	VPSLLD      $0x10, Z29, Z28
-	VPANDD      Z1, Z29, Z29
-	VMULPS      Z28, Z8, Z28
-	VFMADD231PS Z9, Z24, Z28
-	VMULPS      Z29, Z8, Z24
-	VFMADD231PS Z9, Z25, Z24
-	VPADDD      Z0, Z23, Z25
-	VPADDD      Z0, Z27, Z29
-	VPSRLD      $0x10, Z25, Z25
-	VPTERNLOGD  $0xf8, Z29, Z1, Z25
-	VMOVDQU32   Z25, (DI)(CX*2)
-	VPADDQ      Z25, Z19, Z19
-	VPMULLD     Z5, Z5, Z25
-	VPSRLD      $0x10, Z25, Z25
-	VPADDD      Z2, Z5, Z29
-	VPMULLD     Z29, Z29, Z29
-	VPSRLD      $0x10, Z29, Z29
-	VPADDD      Z28, Z25, Z25
-	VPADDD      Z24, Z29, Z29
-	VPSRLD      $0x10, Z25, Z25
-	VPTERNLOGD  $0xf8, Z29, Z1, Z25
-	VMOVDQU32   Z25, (R8)(CX*2)
-	VPADDQ      Z25, Z21, Z21
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z28, Z28
-	VSQRTPS     Z24, Z24
-	VFMADD213PS Z14, Z10, Z28
-	VDIVPS      Z28, Z23, Z23
-	VFMADD231PS Z15, Z26, Z26
-	VFMADD231PS Z11, Z23, Z26
-	VFMADD213PS Z14, Z10, Z24
-	VDIVPS      Z24, Z27, Z27
-	VFMADD231PS Z15, Z22, Z22
-	VFMADD231PS Z11, Z27, Z22
-	VPMULLD     Z4, Z4, Z23
-	VPSRLD      $0x18, Z23, Z23
-	VPADDD      Z2, Z4, Z24
-	VPMULLD     Z24, Z24, Z24
-	VPSRLD      $0x18, Z24, Z24
-	VPADDD      Z26, Z23, Z23
-	VPADDD      Z22, Z24, Z24
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z23, Z22
-	VPADDD      Z0, Z24, Z25
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z25, Z1, Z22
-	VMOVDQU32   Z22, (SI)(CX*2)
-	VPSLLD      $0x10, Z24, Z22
-	VPTERNLOGD  $0xf4, Z1, Z23, Z22
-	VPSRLW      $0x08, Z22, Z22
-	VPMOVWB     Z22, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y17, Y17
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept3757:
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (BX)(R11*1)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	VPADDQ        (BX)(CX*1), Y16, Y16
+	VPADDQ        (DI)(CX*2), Z18, Z18
+	VPADDQ        (R8)(CX*2), Z20, Z20
+	PREFETCHT0    (DX)(R11*2)
+	VCVTPH2PS     (DX)(CX*2), Z22
+	VCVTPH2PS     32(DX)(CX*2), Z23
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z24
+	VPERMI2PS     Z23, Z22, Z24
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z25
+	VPERMI2PS     Z23, Z22, Z25
+	VPMOVZXBW     (BX)(CX*1), Z22
+	VPSLLW        $0x08, Z22, Z22
+	VPSRAW        $0x0f, Z22, Z23
+	VPADDW        (SI)(CX*2), Z23, Z23
+	VPSLLD        $0x10, Z23, Z26
+	VPTERNLOGD    $0xf4, Z1, Z22, Z26
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z23, Z1, Z22
+	VMULPS        Z12, Z24, Z24
+	VFMADD231PS   Z13, Z26, Z24
+	VMULPS        Z12, Z25, Z25
+	VFMADD231PS   Z13, Z22, Z25
+	VMOVDQU32     (DI)(CX*2), Z27
+	VPSLLD        $0x10, Z27, Z23
+	VPANDD        Z1, Z27, Z27
+	VMULPS        Z23, Z6, Z23
+	VFMADD231PS   Z7, Z24, Z23
+	VMULPS        Z27, Z6, Z27
+	VFMADD231PS   Z7, Z25, Z27
+	VMULPS        Z24, Z24, Z24
+	VMULPS        Z25, Z25, Z25
+	VMOVDQU32     (R8)(CX*2), Z29
+	VPSLLD        $0x10, Z29, Z28
+	VPANDD        Z1, Z29, Z29
+	VMULPS        Z28, Z8, Z28
+	VFMADD231PS   Z9, Z24, Z28
+	VMULPS        Z29, Z8, Z24
+	VFMADD231PS   Z9, Z25, Z24
+	VPADDD        Z0, Z23, Z25
+	VPADDD        Z0, Z27, Z29
+	VPSRLD        $0x10, Z25, Z25
+	VPTERNLOGD    $0xf8, Z29, Z1, Z25
+	VMOVDQU32     Z25, (DI)(CX*2)
+	VPADDQ        Z25, Z19, Z19
+	VPMULLD       Z5, Z5, Z25
+	VPSRLD        $0x10, Z25, Z25
+	VPADDD        Z2, Z5, Z29
+	VPMULLD       Z29, Z29, Z29
+	VPSRLD        $0x10, Z29, Z29
+	VPADDD        Z28, Z25, Z25
+	VPADDD        Z24, Z29, Z29
+	VPSRLD        $0x10, Z25, Z25
+	VPTERNLOGD    $0xf8, Z29, Z1, Z25
+	VMOVDQU32     Z25, (R8)(CX*2)
+	VPADDQ        Z25, Z21, Z21
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z28, Z28
+	VSQRTPS       Z24, Z24
+	VFMADD213PS   Z14, Z10, Z28
+	VDIVPS        Z28, Z23, Z23
+	VFMADD231PS   Z15, Z26, Z26
+	VFMADD231PS   Z11, Z23, Z26
+	VFMADD213PS   Z14, Z10, Z24
+	VDIVPS        Z24, Z27, Z27
+	VFMADD231PS   Z15, Z22, Z22
+	VFMADD231PS   Z11, Z27, Z22
+	VPMULLD       Z4, Z4, Z23
+	VPSRLD        $0x18, Z23, Z23
+	VPADDD        Z2, Z4, Z24
+	VPMULLD       Z24, Z24, Z24
+	VPSRLD        $0x18, Z24, Z24
+	VPADDD        Z26, Z23, Z23
+	VPADDD        Z22, Z24, Z24
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z23, Z22
+	VPADDD        Z0, Z24, Z25
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z25, Z1, Z22
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3758
+	VPSUBW        (SI)(CX*2), Y22, Y25
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y25, K1
+	VPABSW        Y25, Y25
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y25, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y25, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(CX*2), Y25
+	VMOVDQU16     Y25, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z22, Y25
+	VPSUBW        32(SI)(CX*2), Y25, Y25
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y25, K1
+	VPABSW        Y25, Y25
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y25, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y25, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(CX*2), Y25
+	VMOVDQU16     Y25, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check3125:
+noted3758:
+	VMOVDQU32  Z22, (SI)(CX*2)
+	VPSLLD     $0x10, Z24, Z22
+	VPTERNLOGD $0xf4, Z1, Z23, Z22
+	VPSRLW     $0x08, Z22, Z22
+	VPMOVWB    Z22, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y17, Y17
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R11
+
+check3756:
 	CMPQ CX, R10
-	JB   next3124
+	JB   next3755
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3124
-	JMP  done3120
+	JB   next3755
+	JMP  done3750
 
-fp323119:
+fp323749:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3128
+	JMP  check3760
 
-next3127:
+next3759:
 	TESTQ     AX, AX
-	JEQ       kept3129
+	JEQ       kept3761
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z22
@@ -2925,108 +3717,159 @@ next3127:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3129:
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (BX)(R11*1)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	VPADDQ      (BX)(CX*1), Y16, Y16
-	VPADDQ      (DI)(CX*2), Z18, Z18
-	VPADDQ      (R8)(CX*2), Z20, Z20
-	PREFETCHT0  (DX)(R11*4)
-	PREFETCHT0  64(DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z22
-	VMOVUPS     64(DX)(CX*4), Z23
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z24
-	VPERMI2PS   Z23, Z22, Z24
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z25
-	VPERMI2PS   Z23, Z22, Z25
-	VPMOVZXBW   (BX)(CX*1), Z22
-	VPSLLW      $0x08, Z22, Z22
-	VPSRAW      $0x0f, Z22, Z23
-	VPADDW      (SI)(CX*2), Z23, Z23
-	VPSLLD      $0x10, Z23, Z26
-	VPTERNLOGD  $0xf4, Z1, Z22, Z26
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z23, Z1, Z22
-	VMULPS      Z12, Z24, Z24
-	VFMADD231PS Z13, Z26, Z24
-	VMULPS      Z12, Z25, Z25
-	VFMADD231PS Z13, Z22, Z25
-	VMOVDQU32   (DI)(CX*2), Z27
-	VPSLLD      $0x10, Z27, Z23
-	VPANDD      Z1, Z27, Z27
-	VMULPS      Z23, Z6, Z23
-	VFMADD231PS Z7, Z24, Z23
-	VMULPS      Z27, Z6, Z27
-	VFMADD231PS Z7, Z25, Z27
-	VMULPS      Z24, Z24, Z24
-	VMULPS      Z25, Z25, Z25
-	VMOVDQU32   (R8)(CX*2), Z29
-	VPSLLD      $0x10, Z29, Z28
-	VPANDD      Z1, Z29, Z29
-	VMULPS      Z28, Z8, Z28
-	VFMADD231PS Z9, Z24, Z28
-	VMULPS      Z29, Z8, Z24
-	VFMADD231PS Z9, Z25, Z24
-	VPADDD      Z0, Z23, Z25
-	VPADDD      Z0, Z27, Z29
-	VPSRLD      $0x10, Z25, Z25
-	VPTERNLOGD  $0xf8, Z29, Z1, Z25
-	VMOVDQU32   Z25, (DI)(CX*2)
-	VPADDQ      Z25, Z19, Z19
-	VPMULLD     Z5, Z5, Z25
-	VPSRLD      $0x10, Z25, Z25
-	VPADDD      Z2, Z5, Z29
-	VPMULLD     Z29, Z29, Z29
-	VPSRLD      $0x10, Z29, Z29
-	VPADDD      Z28, Z25, Z25
-	VPADDD      Z24, Z29, Z29
-	VPSRLD      $0x10, Z25, Z25
-	VPTERNLOGD  $0xf8, Z29, Z1, Z25
-	VMOVDQU32   Z25, (R8)(CX*2)
-	VPADDQ      Z25, Z21, Z21
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z28, Z28
-	VSQRTPS     Z24, Z24
-	VFMADD213PS Z14, Z10, Z28
-	VDIVPS      Z28, Z23, Z23
-	VFMADD231PS Z15, Z26, Z26
-	VFMADD231PS Z11, Z23, Z26
-	VFMADD213PS Z14, Z10, Z24
-	VDIVPS      Z24, Z27, Z27
-	VFMADD231PS Z15, Z22, Z22
-	VFMADD231PS Z11, Z27, Z22
-	VPMULLD     Z4, Z4, Z23
-	VPSRLD      $0x18, Z23, Z23
-	VPADDD      Z2, Z4, Z24
-	VPMULLD     Z24, Z24, Z24
-	VPSRLD      $0x18, Z24, Z24
-	VPADDD      Z26, Z23, Z23
-	VPADDD      Z22, Z24, Z24
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z23, Z22
-	VPADDD      Z0, Z24, Z25
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z25, Z1, Z22
-	VMOVDQU32   Z22, (SI)(CX*2)
-	VPSLLD      $0x10, Z24, Z22
-	VPTERNLOGD  $0xf4, Z1, Z23, Z22
-	VPSRLW      $0x08, Z22, Z22
-	VPMOVWB     Z22, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y17, Y17
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept3761:
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (BX)(R11*1)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	VPADDQ        (BX)(CX*1), Y16, Y16
+	VPADDQ        (DI)(CX*2), Z18, Z18
+	VPADDQ        (R8)(CX*2), Z20, Z20
+	PREFETCHT0    (DX)(R11*4)
+	PREFETCHT0    64(DX)(R11*4)
+	VMOVUPS       (DX)(CX*4), Z22
+	VMOVUPS       64(DX)(CX*4), Z23
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z24
+	VPERMI2PS     Z23, Z22, Z24
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z25
+	VPERMI2PS     Z23, Z22, Z25
+	VPMOVZXBW     (BX)(CX*1), Z22
+	VPSLLW        $0x08, Z22, Z22
+	VPSRAW        $0x0f, Z22, Z23
+	VPADDW        (SI)(CX*2), Z23, Z23
+	VPSLLD        $0x10, Z23, Z26
+	VPTERNLOGD    $0xf4, Z1, Z22, Z26
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z23, Z1, Z22
+	VMULPS        Z12, Z24, Z24
+	VFMADD231PS   Z13, Z26, Z24
+	VMULPS        Z12, Z25, Z25
+	VFMADD231PS   Z13, Z22, Z25
+	VMOVDQU32     (DI)(CX*2), Z27
+	VPSLLD        $0x10, Z27, Z23
+	VPANDD        Z1, Z27, Z27
+	VMULPS        Z23, Z6, Z23
+	VFMADD231PS   Z7, Z24, Z23
+	VMULPS        Z27, Z6, Z27
+	VFMADD231PS   Z7, Z25, Z27
+	VMULPS        Z24, Z24, Z24
+	VMULPS        Z25, Z25, Z25
+	VMOVDQU32     (R8)(CX*2), Z29
+	VPSLLD        $0x10, Z29, Z28
+	VPANDD        Z1, Z29, Z29
+	VMULPS        Z28, Z8, Z28
+	VFMADD231PS   Z9, Z24, Z28
+	VMULPS        Z29, Z8, Z24
+	VFMADD231PS   Z9, Z25, Z24
+	VPADDD        Z0, Z23, Z25
+	VPADDD        Z0, Z27, Z29
+	VPSRLD        $0x10, Z25, Z25
+	VPTERNLOGD    $0xf8, Z29, Z1, Z25
+	VMOVDQU32     Z25, (DI)(CX*2)
+	VPADDQ        Z25, Z19, Z19
+	VPMULLD       Z5, Z5, Z25
+	VPSRLD        $0x10, Z25, Z25
+	VPADDD        Z2, Z5, Z29
+	VPMULLD       Z29, Z29, Z29
+	VPSRLD        $0x10, Z29, Z29
+	VPADDD        Z28, Z25, Z25
+	VPADDD        Z24, Z29, Z29
+	VPSRLD        $0x10, Z25, Z25
+	VPTERNLOGD    $0xf8, Z29, Z1, Z25
+	VMOVDQU32     Z25, (R8)(CX*2)
+	VPADDQ        Z25, Z21, Z21
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z28, Z28
+	VSQRTPS       Z24, Z24
+	VFMADD213PS   Z14, Z10, Z28
+	VDIVPS        Z28, Z23, Z23
+	VFMADD231PS   Z15, Z26, Z26
+	VFMADD231PS   Z11, Z23, Z26
+	VFMADD213PS   Z14, Z10, Z24
+	VDIVPS        Z24, Z27, Z27
+	VFMADD231PS   Z15, Z22, Z22
+	VFMADD231PS   Z11, Z27, Z22
+	VPMULLD       Z4, Z4, Z23
+	VPSRLD        $0x18, Z23, Z23
+	VPADDD        Z2, Z4, Z24
+	VPMULLD       Z24, Z24, Z24
+	VPSRLD        $0x18, Z24, Z24
+	VPADDD        Z26, Z23, Z23
+	VPADDD        Z22, Z24, Z24
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z23, Z22
+	VPADDD        Z0, Z24, Z25
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z25, Z1, Z22
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3762
+	VPSUBW        (SI)(CX*2), Y22, Y25
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y25, K1
+	VPABSW        Y25, Y25
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y25, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y25, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(CX*2), Y25
+	VMOVDQU16     Y25, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z22, Y25
+	VPSUBW        32(SI)(CX*2), Y25, Y25
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y25, K1
+	VPABSW        Y25, Y25
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y25, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y25, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(CX*2), Y25
+	VMOVDQU16     Y25, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check3128:
+noted3762:
+	VMOVDQU32  Z22, (SI)(CX*2)
+	VPSLLD     $0x10, Z24, Z22
+	VPTERNLOGD $0xf4, Z1, Z23, Z22
+	VPSRLW     $0x08, Z22, Z22
+	VPMOVWB    Z22, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y17, Y17
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R11
+
+check3760:
 	CMPQ CX, R10
-	JB   next3127
+	JB   next3759
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3127
+	JB   next3759
 
-done3120:
+done3750:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y16, 128(AX)
@@ -3035,21 +3878,21 @@ done3120:
 	VMOVDQU32 Z19, 320(AX)
 	VMOVDQU32 Z20, 384(AX)
 	VMOVDQU32 Z21, 448(AX)
-	JMP       updated3116
+	JMP       updated3746
 
-plain3115:
+plain3745:
 	CMPQ CX, $0x01
-	JE   fp163131
-	JA   fp323132
+	JE   fp163764
+	JA   fp323765
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3135
+	JMP  check3768
 
-next3134:
+next3767:
 	TESTQ     AX, AX
-	JEQ       kept3136
+	JEQ       kept3769
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z16
@@ -3063,108 +3906,159 @@ next3134:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3136:
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (BX)(R11*1)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU32   (DX)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z1, Z17, Z17
-	VPMOVZXBW   (BX)(CX*1), Z18
-	VPSLLW      $0x08, Z18, Z18
-	VPSRAW      $0x0f, Z18, Z19
-	VPADDW      (SI)(CX*2), Z19, Z19
-	VPSLLD      $0x10, Z19, Z20
-	VPTERNLOGD  $0xf4, Z1, Z18, Z20
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z19, Z1, Z18
-	VMULPS      Z12, Z16, Z16
-	VFMADD231PS Z13, Z20, Z16
-	VMULPS      Z12, Z17, Z17
-	VFMADD231PS Z13, Z18, Z17
-	VMOVDQU32   (DI)(CX*2), Z21
-	VPSLLD      $0x10, Z21, Z19
-	VPANDD      Z1, Z21, Z21
-	VMULPS      Z19, Z6, Z19
-	VFMADD231PS Z7, Z16, Z19
-	VMULPS      Z21, Z6, Z21
-	VFMADD231PS Z7, Z17, Z21
-	VMULPS      Z16, Z16, Z16
-	VMULPS      Z17, Z17, Z17
-	VMOVDQU32   (R8)(CX*2), Z23
-	VPSLLD      $0x10, Z23, Z22
-	VPANDD      Z1, Z23, Z23
-	VMULPS      Z22, Z8, Z22
-	VFMADD231PS Z9, Z16, Z22
-	VMULPS      Z23, Z8, Z16
-	VFMADD231PS Z9, Z17, Z16
-	VPADDD      Z0, Z19, Z17
-	VPADDD      Z0, Z21, Z23
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z23, Z1, Z17
-	VMOVDQU32   Z17, (DI)(CX*2)
-	VPMULLD     Z5, Z5, Z17
-	VPSRLD      $0x10, Z17, Z17
-	VPADDD      Z2, Z5, Z23
-	VPMULLD     Z23, Z23, Z23
-	VPSRLD      $0x10, Z23, Z23
-	VPADDD      Z22, Z17, Z17
-	VPADDD      Z16, Z23, Z23
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z23, Z1, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z22, Z22
-	VSQRTPS     Z16, Z16
-	VFMADD213PS Z14, Z10, Z22
-	VDIVPS      Z22, Z19, Z19
-	VFMADD231PS Z15, Z20, Z20
-	VFMADD231PS Z11, Z19, Z20
-	VFMADD213PS Z14, Z10, Z16
-	VDIVPS      Z16, Z21, Z21
-	VFMADD231PS Z15, Z18, Z18
-	VFMADD231PS Z11, Z21, Z18
-	VPMULLD     Z4, Z4, Z16
-	VPSRLD      $0x18, Z16, Z16
-	VPADDD      Z2, Z4, Z17
-	VPMULLD     Z17, Z17, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      Z20, Z16, Z16
-	VPADDD      Z18, Z17, Z17
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z16, Z18
-	VPADDD      Z0, Z17, Z19
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z19, Z1, Z18
-	VMOVDQU32   Z18, (SI)(CX*2)
-	VPSLLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf4, Z1, Z16, Z17
-	VPSRLW      $0x08, Z17, Z17
-	VPMOVWB     Z17, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept3769:
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (BX)(R11*1)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	PREFETCHT0    (DX)(R11*2)
+	VMOVDQU32     (DX)(CX*2), Z17
+	VPSLLD        $0x10, Z17, Z16
+	VPANDD        Z1, Z17, Z17
+	VPMOVZXBW     (BX)(CX*1), Z18
+	VPSLLW        $0x08, Z18, Z18
+	VPSRAW        $0x0f, Z18, Z19
+	VPADDW        (SI)(CX*2), Z19, Z19
+	VPSLLD        $0x10, Z19, Z20
+	VPTERNLOGD    $0xf4, Z1, Z18, Z20
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z19, Z1, Z18
+	VMULPS        Z12, Z16, Z16
+	VFMADD231PS   Z13, Z20, Z16
+	VMULPS        Z12, Z17, Z17
+	VFMADD231PS   Z13, Z18, Z17
+	VMOVDQU32     (DI)(CX*2), Z21
+	VPSLLD        $0x10, Z21, Z19
+	VPANDD        Z1, Z21, Z21
+	VMULPS        Z19, Z6, Z19
+	VFMADD231PS   Z7, Z16, Z19
+	VMULPS        Z21, Z6, Z21
+	VFMADD231PS   Z7, Z17, Z21
+	VMULPS        Z16, Z16, Z16
+	VMULPS        Z17, Z17, Z17
+	VMOVDQU32     (R8)(CX*2), Z23
+	VPSLLD        $0x10, Z23, Z22
+	VPANDD        Z1, Z23, Z23
+	VMULPS        Z22, Z8, Z22
+	VFMADD231PS   Z9, Z16, Z22
+	VMULPS        Z23, Z8, Z16
+	VFMADD231PS   Z9, Z17, Z16
+	VPADDD        Z0, Z19, Z17
+	VPADDD        Z0, Z21, Z23
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z23, Z1, Z17
+	VMOVDQU32     Z17, (DI)(CX*2)
+	VPMULLD       Z5, Z5, Z17
+	VPSRLD        $0x10, Z17, Z17
+	VPADDD        Z2, Z5, Z23
+	VPMULLD       Z23, Z23, Z23
+	VPSRLD        $0x10, Z23, Z23
+	VPADDD        Z22, Z17, Z17
+	VPADDD        Z16, Z23, Z23
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z23, Z1, Z17
+	VMOVDQU32     Z17, (R8)(CX*2)
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z22, Z22
+	VSQRTPS       Z16, Z16
+	VFMADD213PS   Z14, Z10, Z22
+	VDIVPS        Z22, Z19, Z19
+	VFMADD231PS   Z15, Z20, Z20
+	VFMADD231PS   Z11, Z19, Z20
+	VFMADD213PS   Z14, Z10, Z16
+	VDIVPS        Z16, Z21, Z21
+	VFMADD231PS   Z15, Z18, Z18
+	VFMADD231PS   Z11, Z21, Z18
+	VPMULLD       Z4, Z4, Z16
+	VPSRLD        $0x18, Z16, Z16
+	VPADDD        Z2, Z4, Z17
+	VPMULLD       Z17, Z17, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        Z20, Z16, Z16
+	VPADDD        Z18, Z17, Z17
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z16, Z18
+	VPADDD        Z0, Z17, Z19
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z19, Z1, Z18
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3770
+	VPSUBW        (SI)(CX*2), Y18, Y19
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y19, K1
+	VPABSW        Y19, Y19
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y19, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(CX*2), Y19
+	VMOVDQU16     Y19, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z18, Y19
+	VPSUBW        32(SI)(CX*2), Y19, Y19
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y19, K1
+	VPABSW        Y19, Y19
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y19, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(CX*2), Y19
+	VMOVDQU16     Y19, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check3135:
+noted3770:
+	VMOVDQU32  Z18, (SI)(CX*2)
+	VPSLLD     $0x10, Z17, Z17
+	VPTERNLOGD $0xf4, Z1, Z16, Z17
+	VPSRLW     $0x08, Z17, Z17
+	VPMOVWB    Z17, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R11
+
+check3768:
 	CMPQ CX, R10
-	JB   next3134
+	JB   next3767
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3134
-	JMP  done3133
+	JB   next3767
+	JMP  done3766
 
-fp163131:
+fp163764:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3138
+	JMP  check3772
 
-next3137:
+next3771:
 	TESTQ     AX, AX
-	JEQ       kept3139
+	JEQ       kept3773
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z16
@@ -3178,111 +4072,162 @@ next3137:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3139:
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (BX)(R11*1)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z16
-	VCVTPH2PS   32(DX)(CX*2), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z17, Z16, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z17, Z16, Z19
-	VPMOVZXBW   (BX)(CX*1), Z16
-	VPSLLW      $0x08, Z16, Z16
-	VPSRAW      $0x0f, Z16, Z17
-	VPADDW      (SI)(CX*2), Z17, Z17
-	VPSLLD      $0x10, Z17, Z20
-	VPTERNLOGD  $0xf4, Z1, Z16, Z20
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMULPS      Z12, Z18, Z18
-	VFMADD231PS Z13, Z20, Z18
-	VMULPS      Z12, Z19, Z19
-	VFMADD231PS Z13, Z16, Z19
-	VMOVDQU32   (DI)(CX*2), Z21
-	VPSLLD      $0x10, Z21, Z17
-	VPANDD      Z1, Z21, Z21
-	VMULPS      Z17, Z6, Z17
-	VFMADD231PS Z7, Z18, Z17
-	VMULPS      Z21, Z6, Z21
-	VFMADD231PS Z7, Z19, Z21
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z19, Z19, Z19
-	VMOVDQU32   (R8)(CX*2), Z23
-	VPSLLD      $0x10, Z23, Z22
-	VPANDD      Z1, Z23, Z23
-	VMULPS      Z22, Z8, Z22
-	VFMADD231PS Z9, Z18, Z22
-	VMULPS      Z23, Z8, Z18
-	VFMADD231PS Z9, Z19, Z18
-	VPADDD      Z0, Z17, Z19
-	VPADDD      Z0, Z21, Z23
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z23, Z1, Z19
-	VMOVDQU32   Z19, (DI)(CX*2)
-	VPMULLD     Z5, Z5, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z2, Z5, Z23
-	VPMULLD     Z23, Z23, Z23
-	VPSRLD      $0x10, Z23, Z23
-	VPADDD      Z22, Z19, Z19
-	VPADDD      Z18, Z23, Z23
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z23, Z1, Z19
-	VMOVDQU32   Z19, (R8)(CX*2)
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z22, Z22
-	VSQRTPS     Z18, Z18
-	VFMADD213PS Z14, Z10, Z22
-	VDIVPS      Z22, Z17, Z17
-	VFMADD231PS Z15, Z20, Z20
-	VFMADD231PS Z11, Z17, Z20
-	VFMADD213PS Z14, Z10, Z18
-	VDIVPS      Z18, Z21, Z21
-	VFMADD231PS Z15, Z16, Z16
-	VFMADD231PS Z11, Z21, Z16
-	VPMULLD     Z4, Z4, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      Z2, Z4, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z20, Z17, Z17
-	VPADDD      Z16, Z18, Z18
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z17, Z16
-	VPADDD      Z0, Z18, Z19
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z19, Z1, Z16
-	VMOVDQU32   Z16, (SI)(CX*2)
-	VPSLLD      $0x10, Z18, Z16
-	VPTERNLOGD  $0xf4, Z1, Z17, Z16
-	VPSRLW      $0x08, Z16, Z16
-	VPMOVWB     Z16, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept3773:
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (BX)(R11*1)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	PREFETCHT0    (DX)(R11*2)
+	VCVTPH2PS     (DX)(CX*2), Z16
+	VCVTPH2PS     32(DX)(CX*2), Z17
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
+	VPERMI2PS     Z17, Z16, Z18
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
+	VPERMI2PS     Z17, Z16, Z19
+	VPMOVZXBW     (BX)(CX*1), Z16
+	VPSLLW        $0x08, Z16, Z16
+	VPSRAW        $0x0f, Z16, Z17
+	VPADDW        (SI)(CX*2), Z17, Z17
+	VPSLLD        $0x10, Z17, Z20
+	VPTERNLOGD    $0xf4, Z1, Z16, Z20
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMULPS        Z12, Z18, Z18
+	VFMADD231PS   Z13, Z20, Z18
+	VMULPS        Z12, Z19, Z19
+	VFMADD231PS   Z13, Z16, Z19
+	VMOVDQU32     (DI)(CX*2), Z21
+	VPSLLD        $0x10, Z21, Z17
+	VPANDD        Z1, Z21, Z21
+	VMULPS        Z17, Z6, Z17
+	VFMADD231PS   Z7, Z18, Z17
+	VMULPS        Z21, Z6, Z21
+	VFMADD231PS   Z7, Z19, Z21
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z19, Z19, Z19
+	VMOVDQU32     (R8)(CX*2), Z23
+	VPSLLD        $0x10, Z23, Z22
+	VPANDD        Z1, Z23, Z23
+	VMULPS        Z22, Z8, Z22
+	VFMADD231PS   Z9, Z18, Z22
+	VMULPS        Z23, Z8, Z18
+	VFMADD231PS   Z9, Z19, Z18
+	VPADDD        Z0, Z17, Z19
+	VPADDD        Z0, Z21, Z23
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z23, Z1, Z19
+	VMOVDQU32     Z19, (DI)(CX*2)
+	VPMULLD       Z5, Z5, Z19
+	VPSRLD        $0x10, Z19, Z19
+	VPADDD        Z2, Z5, Z23
+	VPMULLD       Z23, Z23, Z23
+	VPSRLD        $0x10, Z23, Z23
+	VPADDD        Z22, Z19, Z19
+	VPADDD        Z18, Z23, Z23
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z23, Z1, Z19
+	VMOVDQU32     Z19, (R8)(CX*2)
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z22, Z22
+	VSQRTPS       Z18, Z18
+	VFMADD213PS   Z14, Z10, Z22
+	VDIVPS        Z22, Z17, Z17
+	VFMADD231PS   Z15, Z20, Z20
+	VFMADD231PS   Z11, Z17, Z20
+	VFMADD213PS   Z14, Z10, Z18
+	VDIVPS        Z18, Z21, Z21
+	VFMADD231PS   Z15, Z16, Z16
+	VFMADD231PS   Z11, Z21, Z16
+	VPMULLD       Z4, Z4, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        Z2, Z4, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z20, Z17, Z17
+	VPADDD        Z16, Z18, Z18
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z17, Z16
+	VPADDD        Z0, Z18, Z19
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z19, Z1, Z16
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3774
+	VPSUBW        (SI)(CX*2), Y16, Y19
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y19, K1
+	VPABSW        Y19, Y19
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y19, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(CX*2), Y19
+	VMOVDQU16     Y19, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z16, Y19
+	VPSUBW        32(SI)(CX*2), Y19, Y19
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y19, K1
+	VPABSW        Y19, Y19
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y19, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(CX*2), Y19
+	VMOVDQU16     Y19, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check3138:
+noted3774:
+	VMOVDQU32  Z16, (SI)(CX*2)
+	VPSLLD     $0x10, Z18, Z16
+	VPTERNLOGD $0xf4, Z1, Z17, Z16
+	VPSRLW     $0x08, Z16, Z16
+	VPMOVWB    Z16, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R11
+
+check3772:
 	CMPQ CX, R10
-	JB   next3137
+	JB   next3771
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3137
-	JMP  done3133
+	JB   next3771
+	JMP  done3766
 
-fp323132:
+fp323765:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3141
+	JMP  check3776
 
-next3140:
+next3775:
 	TESTQ     AX, AX
-	JEQ       kept3142
+	JEQ       kept3777
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z16
@@ -3296,103 +4241,154 @@ next3140:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3142:
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (BX)(R11*1)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
-	PREFETCHT0  64(DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z16
-	VMOVUPS     64(DX)(CX*4), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z17, Z16, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z17, Z16, Z19
-	VPMOVZXBW   (BX)(CX*1), Z16
-	VPSLLW      $0x08, Z16, Z16
-	VPSRAW      $0x0f, Z16, Z17
-	VPADDW      (SI)(CX*2), Z17, Z17
-	VPSLLD      $0x10, Z17, Z20
-	VPTERNLOGD  $0xf4, Z1, Z16, Z20
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMULPS      Z12, Z18, Z18
-	VFMADD231PS Z13, Z20, Z18
-	VMULPS      Z12, Z19, Z19
-	VFMADD231PS Z13, Z16, Z19
-	VMOVDQU32   (DI)(CX*2), Z21
-	VPSLLD      $0x10, Z21, Z17
-	VPANDD      Z1, Z21, Z21
-	VMULPS      Z17, Z6, Z17
-	VFMADD231PS Z7, Z18, Z17
-	VMULPS      Z21, Z6, Z21
-	VFMADD231PS Z7, Z19, Z21
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z19, Z19, Z19
-	VMOVDQU32   (R8)(CX*2), Z23
-	VPSLLD      $0x10, Z23, Z22
-	VPANDD      Z1, Z23, Z23
-	VMULPS      Z22, Z8, Z22
-	VFMADD231PS Z9, Z18, Z22
-	VMULPS      Z23, Z8, Z18
-	VFMADD231PS Z9, Z19, Z18
-	VPADDD      Z0, Z17, Z19
-	VPADDD      Z0, Z21, Z23
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z23, Z1, Z19
-	VMOVDQU32   Z19, (DI)(CX*2)
-	VPMULLD     Z5, Z5, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z2, Z5, Z23
-	VPMULLD     Z23, Z23, Z23
-	VPSRLD      $0x10, Z23, Z23
-	VPADDD      Z22, Z19, Z19
-	VPADDD      Z18, Z23, Z23
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z23, Z1, Z19
-	VMOVDQU32   Z19, (R8)(CX*2)
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z22, Z22
-	VSQRTPS     Z18, Z18
-	VFMADD213PS Z14, Z10, Z22
-	VDIVPS      Z22, Z17, Z17
-	VFMADD231PS Z15, Z20, Z20
-	VFMADD231PS Z11, Z17, Z20
-	VFMADD213PS Z14, Z10, Z18
-	VDIVPS      Z18, Z21, Z21
-	VFMADD231PS Z15, Z16, Z16
-	VFMADD231PS Z11, Z21, Z16
-	VPMULLD     Z4, Z4, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      Z2, Z4, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z20, Z17, Z17
-	VPADDD      Z16, Z18, Z18
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z17, Z16
-	VPADDD      Z0, Z18, Z19
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z19, Z1, Z16
-	VMOVDQU32   Z16, (SI)(CX*2)
-	VPSLLD      $0x10, Z18, Z16
-	VPTERNLOGD  $0xf4, Z1, Z17, Z16
-	VPSRLW      $0x08, Z16, Z16
-	VPMOVWB     Z16, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept3777:
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (BX)(R11*1)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	PREFETCHT0    (DX)(R11*4)
+	PREFETCHT0    64(DX)(R11*4)
+	VMOVUPS       (DX)(CX*4), Z16
+	VMOVUPS       64(DX)(CX*4), Z17
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
+	VPERMI2PS     Z17, Z16, Z18
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
+	VPERMI2PS     Z17, Z16, Z19
+	VPMOVZXBW     (BX)(CX*1), Z16
+	VPSLLW        $0x08, Z16, Z16
+	VPSRAW        $0x0f, Z16, Z17
+	VPADDW        (SI)(CX*2), Z17, Z17
+	VPSLLD        $0x10, Z17, Z20
+	VPTERNLOGD    $0xf4, Z1, Z16, Z20
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMULPS        Z12, Z18, Z18
+	VFMADD231PS   Z13, Z20, Z18
+	VMULPS        Z12, Z19, Z19
+	VFMADD231PS   Z13, Z16, Z19
+	VMOVDQU32     (DI)(CX*2), Z21
+	VPSLLD        $0x10, Z21, Z17
+	VPANDD        Z1, Z21, Z21
+	VMULPS        Z17, Z6, Z17
+	VFMADD231PS   Z7, Z18, Z17
+	VMULPS        Z21, Z6, Z21
+	VFMADD231PS   Z7, Z19, Z21
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z19, Z19, Z19
+	VMOVDQU32     (R8)(CX*2), Z23
+	VPSLLD        $0x10, Z23, Z22
+	VPANDD        Z1, Z23, Z23
+	VMULPS        Z22, Z8, Z22
+	VFMADD231PS   Z9, Z18, Z22
+	VMULPS        Z23, Z8, Z18
+	VFMADD231PS   Z9, Z19, Z18
+	VPADDD        Z0, Z17, Z19
+	VPADDD        Z0, Z21, Z23
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z23, Z1, Z19
+	VMOVDQU32     Z19, (DI)(CX*2)
+	VPMULLD       Z5, Z5, Z19
+	VPSRLD        $0x10, Z19, Z19
+	VPADDD        Z2, Z5, Z23
+	VPMULLD       Z23, Z23, Z23
+	VPSRLD        $0x10, Z23, Z23
+	VPADDD        Z22, Z19, Z19
+	VPADDD        Z18, Z23, Z23
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z23, Z1, Z19
+	VMOVDQU32     Z19, (R8)(CX*2)
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z22, Z22
+	VSQRTPS       Z18, Z18
+	VFMADD213PS   Z14, Z10, Z22
+	VDIVPS        Z22, Z17, Z17
+	VFMADD231PS   Z15, Z20, Z20
+	VFMADD231PS   Z11, Z17, Z20
+	VFMADD213PS   Z14, Z10, Z18
+	VDIVPS        Z18, Z21, Z21
+	VFMADD231PS   Z15, Z16, Z16
+	VFMADD231PS   Z11, Z21, Z16
+	VPMULLD       Z4, Z4, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        Z2, Z4, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z20, Z17, Z17
+	VPADDD        Z16, Z18, Z18
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z17, Z16
+	VPADDD        Z0, Z18, Z19
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z19, Z1, Z16
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3778
+	VPSUBW        (SI)(CX*2), Y16, Y19
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y19, K1
+	VPABSW        Y19, Y19
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y19, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(CX*2), Y19
+	VMOVDQU16     Y19, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z16, Y19
+	VPSUBW        32(SI)(CX*2), Y19, Y19
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y19, K1
+	VPABSW        Y19, Y19
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y19, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(CX*2), Y19
+	VMOVDQU16     Y19, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check3141:
+noted3778:
+	VMOVDQU32  Z16, (SI)(CX*2)
+	VPSLLD     $0x10, Z18, Z16
+	VPTERNLOGD $0xf4, Z1, Z17, Z16
+	VPSRLW     $0x08, Z16, Z16
+	VPMOVWB    Z16, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R11
+
+check3776:
 	CMPQ CX, R10
-	JB   next3140
+	JB   next3775
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3140
+	JB   next3775
 
-done3133:
-updated3116:
+done3766:
+updated3746:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3443,23 +4439,23 @@ TEXT ·lionSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3143
+	JEQ          plain3779
 	VPXORQ       Y13, Y13, Y13
 	VPXORQ       Y14, Y14, Y14
 	VPXORQ       Z15, Z15, Z15
 	VPXORQ       Z16, Z16, Z16
 	CMPQ         CX, $0x01
-	JE           fp163146
-	JA           fp323147
+	JE           fp163782
+	JA           fp323783
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3150
+	JMP          check3786
 
-next3149:
+next3785:
 	TESTQ     AX, AX
-	JEQ       kept3151
+	JEQ       kept3787
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -3471,103 +4467,154 @@ next3149:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3151:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y13, Y13
-	VPADDQ      (DI)(CX*2), Z15, Z15
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z17
-	VPANDD      Z1, Z20, Z20
-	VPMOVZXBW   (BX)(CX*1), Z21
-	VPSLLW      $0x08, Z21, Z21
-	VPSRAW      $0x0f, Z21, Z22
-	VPADDW      (SI)(CX*2), Z22, Z22
-	VPSLLD      $0x10, Z22, Z23
-	VPTERNLOGD  $0xf4, Z1, Z21, Z23
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z1, Z21
-	VMULPS      Z10, Z17, Z17
-	VFMADD231PS Z11, Z23, Z17
-	VMULPS      Z10, Z20, Z20
-	VFMADD231PS Z11, Z21, Z20
-	VMOVDQU32   (DI)(CX*2), Z24
-	VPSLLD      $0x10, Z24, Z22
-	VPANDD      Z1, Z24, Z24
-	VMULPS      Z22, Z5, Z25
-	VFMADD231PS Z6, Z17, Z25
-	VFMADD231PS Z12, Z23, Z23
-	VPXORD      Z18, Z18, Z18
-	VANDPS      pattern80000000<>+0(SB), Z25, Z26
-	VXORPS      Z9, Z26, Z26
-	VCMPPS      $0x00, Z18, Z25, K1
-	VCMPPS      $0x03, Z25, Z25, K2
-	VMOVDQA32   Z18, K1, Z26
-	VMOVDQA32   Z25, K2, Z26
-	VADDPS      Z26, Z23, Z23
-	VMULPS      Z24, Z5, Z25
-	VFMADD231PS Z6, Z20, Z25
-	VFMADD231PS Z12, Z21, Z21
-	VPXORD      Z19, Z19, Z19
-	VANDPS      pattern80000000<>+0(SB), Z25, Z26
-	VXORPS      Z9, Z26, Z26
-	VCMPPS      $0x00, Z19, Z25, K1
-	VCMPPS      $0x03, Z25, Z25, K2
-	VMOVDQA32   Z19, K1, Z26
-	VMOVDQA32   Z25, K2, Z26
-	VADDPS      Z26, Z21, Z21
-	VMULPS      Z22, Z7, Z22
-	VFMADD231PS Z8, Z17, Z22
-	VMULPS      Z24, Z7, Z17
-	VFMADD231PS Z8, Z20, Z17
-	VPADDD      Z0, Z22, Z20
-	VPADDD      Z0, Z17, Z17
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z17, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z16, Z16
-	VPMULLD     Z4, Z4, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      Z2, Z4, Z20
-	VPMULLD     Z20, Z20, Z20
-	VPSRLD      $0x18, Z20, Z20
-	VPADDD      Z23, Z17, Z17
-	VPADDD      Z21, Z20, Z20
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z17, Z21
-	VPADDD      Z0, Z20, Z22
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z1, Z21
-	VMOVDQU32   Z21, (SI)(CX*2)
-	VPSLLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf4, Z1, Z17, Z20
-	VPSRLW      $0x08, Z20, Z20
-	VPMOVWB     Z20, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y14, Y14
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3787:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y13, Y13
+	VPADDQ        (DI)(CX*2), Z15, Z15
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z20
+	VPSLLD        $0x10, Z20, Z17
+	VPANDD        Z1, Z20, Z20
+	VPMOVZXBW     (BX)(CX*1), Z21
+	VPSLLW        $0x08, Z21, Z21
+	VPSRAW        $0x0f, Z21, Z22
+	VPADDW        (SI)(CX*2), Z22, Z22
+	VPSLLD        $0x10, Z22, Z23
+	VPTERNLOGD    $0xf4, Z1, Z21, Z23
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z1, Z21
+	VMULPS        Z10, Z17, Z17
+	VFMADD231PS   Z11, Z23, Z17
+	VMULPS        Z10, Z20, Z20
+	VFMADD231PS   Z11, Z21, Z20
+	VMOVDQU32     (DI)(CX*2), Z24
+	VPSLLD        $0x10, Z24, Z22
+	VPANDD        Z1, Z24, Z24
+	VMULPS        Z22, Z5, Z25
+	VFMADD231PS   Z6, Z17, Z25
+	VFMADD231PS   Z12, Z23, Z23
+	VPXORD        Z18, Z18, Z18
+	VANDPS        pattern80000000<>+0(SB), Z25, Z26
+	VXORPS        Z9, Z26, Z26
+	VCMPPS        $0x00, Z18, Z25, K1
+	VCMPPS        $0x03, Z25, Z25, K2
+	VMOVDQA32     Z18, K1, Z26
+	VMOVDQA32     Z25, K2, Z26
+	VADDPS        Z26, Z23, Z23
+	VMULPS        Z24, Z5, Z25
+	VFMADD231PS   Z6, Z20, Z25
+	VFMADD231PS   Z12, Z21, Z21
+	VPXORD        Z19, Z19, Z19
+	VANDPS        pattern80000000<>+0(SB), Z25, Z26
+	VXORPS        Z9, Z26, Z26
+	VCMPPS        $0x00, Z19, Z25, K1
+	VCMPPS        $0x03, Z25, Z25, K2
+	VMOVDQA32     Z19, K1, Z26
+	VMOVDQA32     Z25, K2, Z26
+	VADDPS        Z26, Z21, Z21
+	VMULPS        Z22, Z7, Z22
+	VFMADD231PS   Z8, Z17, Z22
+	VMULPS        Z24, Z7, Z17
+	VFMADD231PS   Z8, Z20, Z17
+	VPADDD        Z0, Z22, Z20
+	VPADDD        Z0, Z17, Z17
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z17, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z16, Z16
+	VPMULLD       Z4, Z4, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        Z2, Z4, Z20
+	VPMULLD       Z20, Z20, Z20
+	VPSRLD        $0x18, Z20, Z20
+	VPADDD        Z23, Z17, Z17
+	VPADDD        Z21, Z20, Z20
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z17, Z21
+	VPADDD        Z0, Z20, Z22
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z1, Z21
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3788
+	VPSUBW        (SI)(CX*2), Y21, Y22
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y22
+	VMOVDQU16     Y22, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z21, Y22
+	VPSUBW        32(SI)(CX*2), Y22, Y22
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y22
+	VMOVDQU16     Y22, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3150:
+noted3788:
+	VMOVDQU32  Z21, (SI)(CX*2)
+	VPSLLD     $0x10, Z20, Z20
+	VPTERNLOGD $0xf4, Z1, Z17, Z20
+	VPSRLW     $0x08, Z20, Z20
+	VPMOVWB    Z20, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y14, Y14
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3786:
 	CMPQ CX, R9
-	JB   next3149
+	JB   next3785
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3149
-	JMP  done3148
+	JB   next3785
+	JMP  done3784
 
-fp163146:
+fp163782:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3153
+	JMP  check3790
 
-next3152:
+next3789:
 	TESTQ     AX, AX
-	JEQ       kept3154
+	JEQ       kept3791
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -3579,106 +4626,157 @@ next3152:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3154:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y13, Y13
-	VPADDQ      (DI)(CX*2), Z15, Z15
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z17
-	VCVTPH2PS   32(DX)(CX*2), Z20
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
-	VPERMI2PS   Z20, Z17, Z21
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
-	VPERMI2PS   Z20, Z17, Z22
-	VPMOVZXBW   (BX)(CX*1), Z17
-	VPSLLW      $0x08, Z17, Z17
-	VPSRAW      $0x0f, Z17, Z20
-	VPADDW      (SI)(CX*2), Z20, Z20
-	VPSLLD      $0x10, Z20, Z23
-	VPTERNLOGD  $0xf4, Z1, Z17, Z23
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z20, Z1, Z17
-	VMULPS      Z10, Z21, Z21
-	VFMADD231PS Z11, Z23, Z21
-	VMULPS      Z10, Z22, Z22
-	VFMADD231PS Z11, Z17, Z22
-	VMOVDQU32   (DI)(CX*2), Z24
-	VPSLLD      $0x10, Z24, Z20
-	VPANDD      Z1, Z24, Z24
-	VMULPS      Z20, Z5, Z25
-	VFMADD231PS Z6, Z21, Z25
-	VFMADD231PS Z12, Z23, Z23
-	VPXORD      Z18, Z18, Z18
-	VANDPS      pattern80000000<>+0(SB), Z25, Z26
-	VXORPS      Z9, Z26, Z26
-	VCMPPS      $0x00, Z18, Z25, K1
-	VCMPPS      $0x03, Z25, Z25, K2
-	VMOVDQA32   Z18, K1, Z26
-	VMOVDQA32   Z25, K2, Z26
-	VADDPS      Z26, Z23, Z23
-	VMULPS      Z24, Z5, Z25
-	VFMADD231PS Z6, Z22, Z25
-	VFMADD231PS Z12, Z17, Z17
-	VPXORD      Z19, Z19, Z19
-	VANDPS      pattern80000000<>+0(SB), Z25, Z26
-	VXORPS      Z9, Z26, Z26
-	VCMPPS      $0x00, Z19, Z25, K1
-	VCMPPS      $0x03, Z25, Z25, K2
-	VMOVDQA32   Z19, K1, Z26
-	VMOVDQA32   Z25, K2, Z26
-	VADDPS      Z26, Z17, Z17
-	VMULPS      Z20, Z7, Z20
-	VFMADD231PS Z8, Z21, Z20
-	VMULPS      Z24, Z7, Z21
-	VFMADD231PS Z8, Z22, Z21
-	VPADDD      Z0, Z20, Z20
-	VPADDD      Z0, Z21, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z16, Z16
-	VPMULLD     Z4, Z4, Z20
-	VPSRLD      $0x18, Z20, Z20
-	VPADDD      Z2, Z4, Z21
-	VPMULLD     Z21, Z21, Z21
-	VPSRLD      $0x18, Z21, Z21
-	VPADDD      Z23, Z20, Z20
-	VPADDD      Z17, Z21, Z21
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z20, Z17
-	VPADDD      Z0, Z21, Z22
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z22, Z1, Z17
-	VMOVDQU32   Z17, (SI)(CX*2)
-	VPSLLD      $0x10, Z21, Z17
-	VPTERNLOGD  $0xf4, Z1, Z20, Z17
-	VPSRLW      $0x08, Z17, Z17
-	VPMOVWB     Z17, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y14, Y14
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3791:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y13, Y13
+	VPADDQ        (DI)(CX*2), Z15, Z15
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z17
+	VCVTPH2PS     32(DX)(CX*2), Z20
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS     Z20, Z17, Z21
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS     Z20, Z17, Z22
+	VPMOVZXBW     (BX)(CX*1), Z17
+	VPSLLW        $0x08, Z17, Z17
+	VPSRAW        $0x0f, Z17, Z20
+	VPADDW        (SI)(CX*2), Z20, Z20
+	VPSLLD        $0x10, Z20, Z23
+	VPTERNLOGD    $0xf4, Z1, Z17, Z23
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z20, Z1, Z17
+	VMULPS        Z10, Z21, Z21
+	VFMADD231PS   Z11, Z23, Z21
+	VMULPS        Z10, Z22, Z22
+	VFMADD231PS   Z11, Z17, Z22
+	VMOVDQU32     (DI)(CX*2), Z24
+	VPSLLD        $0x10, Z24, Z20
+	VPANDD        Z1, Z24, Z24
+	VMULPS        Z20, Z5, Z25
+	VFMADD231PS   Z6, Z21, Z25
+	VFMADD231PS   Z12, Z23, Z23
+	VPXORD        Z18, Z18, Z18
+	VANDPS        pattern80000000<>+0(SB), Z25, Z26
+	VXORPS        Z9, Z26, Z26
+	VCMPPS        $0x00, Z18, Z25, K1
+	VCMPPS        $0x03, Z25, Z25, K2
+	VMOVDQA32     Z18, K1, Z26
+	VMOVDQA32     Z25, K2, Z26
+	VADDPS        Z26, Z23, Z23
+	VMULPS        Z24, Z5, Z25
+	VFMADD231PS   Z6, Z22, Z25
+	VFMADD231PS   Z12, Z17, Z17
+	VPXORD        Z19, Z19, Z19
+	VANDPS        pattern80000000<>+0(SB), Z25, Z26
+	VXORPS        Z9, Z26, Z26
+	VCMPPS        $0x00, Z19, Z25, K1
+	VCMPPS        $0x03, Z25, Z25, K2
+	VMOVDQA32     Z19, K1, Z26
+	VMOVDQA32     Z25, K2, Z26
+	VADDPS        Z26, Z17, Z17
+	VMULPS        Z20, Z7, Z20
+	VFMADD231PS   Z8, Z21, Z20
+	VMULPS        Z24, Z7, Z21
+	VFMADD231PS   Z8, Z22, Z21
+	VPADDD        Z0, Z20, Z20
+	VPADDD        Z0, Z21, Z21
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z16, Z16
+	VPMULLD       Z4, Z4, Z20
+	VPSRLD        $0x18, Z20, Z20
+	VPADDD        Z2, Z4, Z21
+	VPMULLD       Z21, Z21, Z21
+	VPSRLD        $0x18, Z21, Z21
+	VPADDD        Z23, Z20, Z20
+	VPADDD        Z17, Z21, Z21
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z20, Z17
+	VPADDD        Z0, Z21, Z22
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z22, Z1, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3792
+	VPSUBW        (SI)(CX*2), Y17, Y22
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y22
+	VMOVDQU16     Y22, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z17, Y22
+	VPSUBW        32(SI)(CX*2), Y22, Y22
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y22
+	VMOVDQU16     Y22, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3153:
+noted3792:
+	VMOVDQU32  Z17, (SI)(CX*2)
+	VPSLLD     $0x10, Z21, Z17
+	VPTERNLOGD $0xf4, Z1, Z20, Z17
+	VPSRLW     $0x08, Z17, Z17
+	VPMOVWB    Z17, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y14, Y14
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3790:
 	CMPQ CX, R9
-	JB   next3152
+	JB   next3789
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3152
-	JMP  done3148
+	JB   next3789
+	JMP  done3784
 
-fp323147:
+fp323783:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3156
+	JMP  check3794
 
-next3155:
+next3793:
 	TESTQ     AX, AX
-	JEQ       kept3157
+	JEQ       kept3795
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -3690,118 +4788,169 @@ next3155:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3157:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y13, Y13
-	VPADDQ      (DI)(CX*2), Z15, Z15
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z17
-	VMOVUPS     64(DX)(CX*4), Z20
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
-	VPERMI2PS   Z20, Z17, Z21
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
-	VPERMI2PS   Z20, Z17, Z22
-	VPMOVZXBW   (BX)(CX*1), Z17
-	VPSLLW      $0x08, Z17, Z17
-	VPSRAW      $0x0f, Z17, Z20
-	VPADDW      (SI)(CX*2), Z20, Z20
-	VPSLLD      $0x10, Z20, Z23
-	VPTERNLOGD  $0xf4, Z1, Z17, Z23
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z20, Z1, Z17
-	VMULPS      Z10, Z21, Z21
-	VFMADD231PS Z11, Z23, Z21
-	VMULPS      Z10, Z22, Z22
-	VFMADD231PS Z11, Z17, Z22
-	VMOVDQU32   (DI)(CX*2), Z24
-	VPSLLD      $0x10, Z24, Z20
-	VPANDD      Z1, Z24, Z24
-	VMULPS      Z20, Z5, Z25
-	VFMADD231PS Z6, Z21, Z25
-	VFMADD231PS Z12, Z23, Z23
-	VPXORD      Z18, Z18, Z18
-	VANDPS      pattern80000000<>+0(SB), Z25, Z26
-	VXORPS      Z9, Z26, Z26
-	VCMPPS      $0x00, Z18, Z25, K1
-	VCMPPS      $0x03, Z25, Z25, K2
-	VMOVDQA32   Z18, K1, Z26
-	VMOVDQA32   Z25, K2, Z26
-	VADDPS      Z26, Z23, Z23
-	VMULPS      Z24, Z5, Z25
-	VFMADD231PS Z6, Z22, Z25
-	VFMADD231PS Z12, Z17, Z17
-	VPXORD      Z19, Z19, Z19
-	VANDPS      pattern80000000<>+0(SB), Z25, Z26
-	VXORPS      Z9, Z26, Z26
-	VCMPPS      $0x00, Z19, Z25, K1
-	VCMPPS      $0x03, Z25, Z25, K2
-	VMOVDQA32   Z19, K1, Z26
-	VMOVDQA32   Z25, K2, Z26
-	VADDPS      Z26, Z17, Z17
-	VMULPS      Z20, Z7, Z20
-	VFMADD231PS Z8, Z21, Z20
-	VMULPS      Z24, Z7, Z21
-	VFMADD231PS Z8, Z22, Z21
-	VPADDD      Z0, Z20, Z20
-	VPADDD      Z0, Z21, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z16, Z16
-	VPMULLD     Z4, Z4, Z20
-	VPSRLD      $0x18, Z20, Z20
-	VPADDD      Z2, Z4, Z21
-	VPMULLD     Z21, Z21, Z21
-	VPSRLD      $0x18, Z21, Z21
-	VPADDD      Z23, Z20, Z20
-	VPADDD      Z17, Z21, Z21
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z20, Z17
-	VPADDD      Z0, Z21, Z22
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z22, Z1, Z17
-	VMOVDQU32   Z17, (SI)(CX*2)
-	VPSLLD      $0x10, Z21, Z17
-	VPTERNLOGD  $0xf4, Z1, Z20, Z17
-	VPSRLW      $0x08, Z17, Z17
-	VPMOVWB     Z17, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y14, Y14
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3795:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y13, Y13
+	VPADDQ        (DI)(CX*2), Z15, Z15
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z17
+	VMOVUPS       64(DX)(CX*4), Z20
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS     Z20, Z17, Z21
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS     Z20, Z17, Z22
+	VPMOVZXBW     (BX)(CX*1), Z17
+	VPSLLW        $0x08, Z17, Z17
+	VPSRAW        $0x0f, Z17, Z20
+	VPADDW        (SI)(CX*2), Z20, Z20
+	VPSLLD        $0x10, Z20, Z23
+	VPTERNLOGD    $0xf4, Z1, Z17, Z23
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z20, Z1, Z17
+	VMULPS        Z10, Z21, Z21
+	VFMADD231PS   Z11, Z23, Z21
+	VMULPS        Z10, Z22, Z22
+	VFMADD231PS   Z11, Z17, Z22
+	VMOVDQU32     (DI)(CX*2), Z24
+	VPSLLD        $0x10, Z24, Z20
+	VPANDD        Z1, Z24, Z24
+	VMULPS        Z20, Z5, Z25
+	VFMADD231PS   Z6, Z21, Z25
+	VFMADD231PS   Z12, Z23, Z23
+	VPXORD        Z18, Z18, Z18
+	VANDPS        pattern80000000<>+0(SB), Z25, Z26
+	VXORPS        Z9, Z26, Z26
+	VCMPPS        $0x00, Z18, Z25, K1
+	VCMPPS        $0x03, Z25, Z25, K2
+	VMOVDQA32     Z18, K1, Z26
+	VMOVDQA32     Z25, K2, Z26
+	VADDPS        Z26, Z23, Z23
+	VMULPS        Z24, Z5, Z25
+	VFMADD231PS   Z6, Z22, Z25
+	VFMADD231PS   Z12, Z17, Z17
+	VPXORD        Z19, Z19, Z19
+	VANDPS        pattern80000000<>+0(SB), Z25, Z26
+	VXORPS        Z9, Z26, Z26
+	VCMPPS        $0x00, Z19, Z25, K1
+	VCMPPS        $0x03, Z25, Z25, K2
+	VMOVDQA32     Z19, K1, Z26
+	VMOVDQA32     Z25, K2, Z26
+	VADDPS        Z26, Z17, Z17
+	VMULPS        Z20, Z7, Z20
+	VFMADD231PS   Z8, Z21, Z20
+	VMULPS        Z24, Z7, Z21
+	VFMADD231PS   Z8, Z22, Z21
+	VPADDD        Z0, Z20, Z20
+	VPADDD        Z0, Z21, Z21
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z16, Z16
+	VPMULLD       Z4, Z4, Z20
+	VPSRLD        $0x18, Z20, Z20
+	VPADDD        Z2, Z4, Z21
+	VPMULLD       Z21, Z21, Z21
+	VPSRLD        $0x18, Z21, Z21
+	VPADDD        Z23, Z20, Z20
+	VPADDD        Z17, Z21, Z21
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z20, Z17
+	VPADDD        Z0, Z21, Z22
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z22, Z1, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3796
+	VPSUBW        (SI)(CX*2), Y17, Y22
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y22
+	VMOVDQU16     Y22, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z17, Y22
+	VPSUBW        32(SI)(CX*2), Y22, Y22
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y22, K1
+	VPABSW        Y22, Y22
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y22, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y22, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y22
+	VMOVDQU16     Y22, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3156:
+noted3796:
+	VMOVDQU32  Z17, (SI)(CX*2)
+	VPSLLD     $0x10, Z21, Z17
+	VPTERNLOGD $0xf4, Z1, Z20, Z17
+	VPSRLW     $0x08, Z17, Z17
+	VPMOVWB    Z17, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y14, Y14
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3794:
 	CMPQ CX, R9
-	JB   next3155
+	JB   next3793
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3155
+	JB   next3793
 
-done3148:
+done3784:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y13, 128(AX)
 	VMOVDQU32 Y14, 192(AX)
 	VMOVDQU32 Z15, 256(AX)
 	VMOVDQU32 Z16, 320(AX)
-	JMP       updated3144
+	JMP       updated3780
 
-plain3143:
+plain3779:
 	CMPQ CX, $0x01
-	JE   fp163159
-	JA   fp323160
+	JE   fp163798
+	JA   fp323799
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3163
+	JMP  check3802
 
-next3162:
+next3801:
 	TESTQ     AX, AX
-	JEQ       kept3164
+	JEQ       kept3803
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -3813,99 +4962,150 @@ next3162:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3164:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z13
-	VPANDD      Z1, Z16, Z16
-	VPMOVZXBW   (BX)(CX*1), Z17
-	VPSLLW      $0x08, Z17, Z17
-	VPSRAW      $0x0f, Z17, Z18
-	VPADDW      (SI)(CX*2), Z18, Z18
-	VPSLLD      $0x10, Z18, Z19
-	VPTERNLOGD  $0xf4, Z1, Z17, Z19
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VMULPS      Z10, Z13, Z13
-	VFMADD231PS Z11, Z19, Z13
-	VMULPS      Z10, Z16, Z16
-	VFMADD231PS Z11, Z17, Z16
-	VMOVDQU32   (DI)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z18
-	VPANDD      Z1, Z20, Z20
-	VMULPS      Z18, Z5, Z21
-	VFMADD231PS Z6, Z13, Z21
-	VFMADD231PS Z12, Z19, Z19
-	VPXORD      Z14, Z14, Z14
-	VANDPS      pattern80000000<>+0(SB), Z21, Z22
-	VXORPS      Z9, Z22, Z22
-	VCMPPS      $0x00, Z14, Z21, K1
-	VCMPPS      $0x03, Z21, Z21, K2
-	VMOVDQA32   Z14, K1, Z22
-	VMOVDQA32   Z21, K2, Z22
-	VADDPS      Z22, Z19, Z19
-	VMULPS      Z20, Z5, Z21
-	VFMADD231PS Z6, Z16, Z21
-	VFMADD231PS Z12, Z17, Z17
-	VPXORD      Z15, Z15, Z15
-	VANDPS      pattern80000000<>+0(SB), Z21, Z22
-	VXORPS      Z9, Z22, Z22
-	VCMPPS      $0x00, Z15, Z21, K1
-	VCMPPS      $0x03, Z21, Z21, K2
-	VMOVDQA32   Z15, K1, Z22
-	VMOVDQA32   Z21, K2, Z22
-	VADDPS      Z22, Z17, Z17
-	VMULPS      Z18, Z7, Z18
-	VFMADD231PS Z8, Z13, Z18
-	VMULPS      Z20, Z7, Z13
-	VFMADD231PS Z8, Z16, Z13
-	VPADDD      Z0, Z18, Z16
-	VPADDD      Z0, Z13, Z13
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z13, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VPMULLD     Z4, Z4, Z13
-	VPSRLD      $0x18, Z13, Z13
-	VPADDD      Z2, Z4, Z16
-	VPMULLD     Z16, Z16, Z16
-	VPSRLD      $0x18, Z16, Z16
-	VPADDD      Z19, Z13, Z13
-	VPADDD      Z17, Z16, Z16
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z13, Z17
-	VPADDD      Z0, Z16, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VMOVDQU32   Z17, (SI)(CX*2)
-	VPSLLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf4, Z1, Z13, Z16
-	VPSRLW      $0x08, Z16, Z16
-	VPMOVWB     Z16, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3803:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z13
+	VPANDD        Z1, Z16, Z16
+	VPMOVZXBW     (BX)(CX*1), Z17
+	VPSLLW        $0x08, Z17, Z17
+	VPSRAW        $0x0f, Z17, Z18
+	VPADDW        (SI)(CX*2), Z18, Z18
+	VPSLLD        $0x10, Z18, Z19
+	VPTERNLOGD    $0xf4, Z1, Z17, Z19
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	VMULPS        Z10, Z13, Z13
+	VFMADD231PS   Z11, Z19, Z13
+	VMULPS        Z10, Z16, Z16
+	VFMADD231PS   Z11, Z17, Z16
+	VMOVDQU32     (DI)(CX*2), Z20
+	VPSLLD        $0x10, Z20, Z18
+	VPANDD        Z1, Z20, Z20
+	VMULPS        Z18, Z5, Z21
+	VFMADD231PS   Z6, Z13, Z21
+	VFMADD231PS   Z12, Z19, Z19
+	VPXORD        Z14, Z14, Z14
+	VANDPS        pattern80000000<>+0(SB), Z21, Z22
+	VXORPS        Z9, Z22, Z22
+	VCMPPS        $0x00, Z14, Z21, K1
+	VCMPPS        $0x03, Z21, Z21, K2
+	VMOVDQA32     Z14, K1, Z22
+	VMOVDQA32     Z21, K2, Z22
+	VADDPS        Z22, Z19, Z19
+	VMULPS        Z20, Z5, Z21
+	VFMADD231PS   Z6, Z16, Z21
+	VFMADD231PS   Z12, Z17, Z17
+	VPXORD        Z15, Z15, Z15
+	VANDPS        pattern80000000<>+0(SB), Z21, Z22
+	VXORPS        Z9, Z22, Z22
+	VCMPPS        $0x00, Z15, Z21, K1
+	VCMPPS        $0x03, Z21, Z21, K2
+	VMOVDQA32     Z15, K1, Z22
+	VMOVDQA32     Z21, K2, Z22
+	VADDPS        Z22, Z17, Z17
+	VMULPS        Z18, Z7, Z18
+	VFMADD231PS   Z8, Z13, Z18
+	VMULPS        Z20, Z7, Z13
+	VFMADD231PS   Z8, Z16, Z13
+	VPADDD        Z0, Z18, Z16
+	VPADDD        Z0, Z13, Z13
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z13, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VPMULLD       Z4, Z4, Z13
+	VPSRLD        $0x18, Z13, Z13
+	VPADDD        Z2, Z4, Z16
+	VPMULLD       Z16, Z16, Z16
+	VPSRLD        $0x18, Z16, Z16
+	VPADDD        Z19, Z13, Z13
+	VPADDD        Z17, Z16, Z16
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z13, Z17
+	VPADDD        Z0, Z16, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3804
+	VPSUBW        (SI)(CX*2), Y17, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(SI)(CX*2), Y18, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3163:
+noted3804:
+	VMOVDQU32  Z17, (SI)(CX*2)
+	VPSLLD     $0x10, Z16, Z16
+	VPTERNLOGD $0xf4, Z1, Z13, Z16
+	VPSRLW     $0x08, Z16, Z16
+	VPMOVWB    Z16, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3802:
 	CMPQ CX, R9
-	JB   next3162
+	JB   next3801
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3162
-	JMP  done3161
+	JB   next3801
+	JMP  done3800
 
-fp163159:
+fp163798:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3166
+	JMP  check3806
 
-next3165:
+next3805:
 	TESTQ     AX, AX
-	JEQ       kept3167
+	JEQ       kept3807
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -3917,102 +5117,153 @@ next3165:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3167:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z13
-	VCVTPH2PS   32(DX)(CX*2), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z13, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z13, Z18
-	VPMOVZXBW   (BX)(CX*1), Z13
-	VPSLLW      $0x08, Z13, Z13
-	VPSRAW      $0x0f, Z13, Z16
-	VPADDW      (SI)(CX*2), Z16, Z16
-	VPSLLD      $0x10, Z16, Z19
-	VPTERNLOGD  $0xf4, Z1, Z13, Z19
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z16, Z1, Z13
-	VMULPS      Z10, Z17, Z17
-	VFMADD231PS Z11, Z19, Z17
-	VMULPS      Z10, Z18, Z18
-	VFMADD231PS Z11, Z13, Z18
-	VMOVDQU32   (DI)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z16
-	VPANDD      Z1, Z20, Z20
-	VMULPS      Z16, Z5, Z21
-	VFMADD231PS Z6, Z17, Z21
-	VFMADD231PS Z12, Z19, Z19
-	VPXORD      Z14, Z14, Z14
-	VANDPS      pattern80000000<>+0(SB), Z21, Z22
-	VXORPS      Z9, Z22, Z22
-	VCMPPS      $0x00, Z14, Z21, K1
-	VCMPPS      $0x03, Z21, Z21, K2
-	VMOVDQA32   Z14, K1, Z22
-	VMOVDQA32   Z21, K2, Z22
-	VADDPS      Z22, Z19, Z19
-	VMULPS      Z20, Z5, Z21
-	VFMADD231PS Z6, Z18, Z21
-	VFMADD231PS Z12, Z13, Z13
-	VPXORD      Z15, Z15, Z15
-	VANDPS      pattern80000000<>+0(SB), Z21, Z22
-	VXORPS      Z9, Z22, Z22
-	VCMPPS      $0x00, Z15, Z21, K1
-	VCMPPS      $0x03, Z21, Z21, K2
-	VMOVDQA32   Z15, K1, Z22
-	VMOVDQA32   Z21, K2, Z22
-	VADDPS      Z22, Z13, Z13
-	VMULPS      Z16, Z7, Z16
-	VFMADD231PS Z8, Z17, Z16
-	VMULPS      Z20, Z7, Z17
-	VFMADD231PS Z8, Z18, Z17
-	VPADDD      Z0, Z16, Z16
-	VPADDD      Z0, Z17, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VPMULLD     Z4, Z4, Z16
-	VPSRLD      $0x18, Z16, Z16
-	VPADDD      Z2, Z4, Z17
-	VPMULLD     Z17, Z17, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      Z19, Z16, Z16
-	VPADDD      Z13, Z17, Z17
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z16, Z13
-	VPADDD      Z0, Z17, Z18
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z18, Z1, Z13
-	VMOVDQU32   Z13, (SI)(CX*2)
-	VPSLLD      $0x10, Z17, Z13
-	VPTERNLOGD  $0xf4, Z1, Z16, Z13
-	VPSRLW      $0x08, Z13, Z13
-	VPMOVWB     Z13, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3807:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z13
+	VCVTPH2PS     32(DX)(CX*2), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z13, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z13, Z18
+	VPMOVZXBW     (BX)(CX*1), Z13
+	VPSLLW        $0x08, Z13, Z13
+	VPSRAW        $0x0f, Z13, Z16
+	VPADDW        (SI)(CX*2), Z16, Z16
+	VPSLLD        $0x10, Z16, Z19
+	VPTERNLOGD    $0xf4, Z1, Z13, Z19
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z16, Z1, Z13
+	VMULPS        Z10, Z17, Z17
+	VFMADD231PS   Z11, Z19, Z17
+	VMULPS        Z10, Z18, Z18
+	VFMADD231PS   Z11, Z13, Z18
+	VMOVDQU32     (DI)(CX*2), Z20
+	VPSLLD        $0x10, Z20, Z16
+	VPANDD        Z1, Z20, Z20
+	VMULPS        Z16, Z5, Z21
+	VFMADD231PS   Z6, Z17, Z21
+	VFMADD231PS   Z12, Z19, Z19
+	VPXORD        Z14, Z14, Z14
+	VANDPS        pattern80000000<>+0(SB), Z21, Z22
+	VXORPS        Z9, Z22, Z22
+	VCMPPS        $0x00, Z14, Z21, K1
+	VCMPPS        $0x03, Z21, Z21, K2
+	VMOVDQA32     Z14, K1, Z22
+	VMOVDQA32     Z21, K2, Z22
+	VADDPS        Z22, Z19, Z19
+	VMULPS        Z20, Z5, Z21
+	VFMADD231PS   Z6, Z18, Z21
+	VFMADD231PS   Z12, Z13, Z13
+	VPXORD        Z15, Z15, Z15
+	VANDPS        pattern80000000<>+0(SB), Z21, Z22
+	VXORPS        Z9, Z22, Z22
+	VCMPPS        $0x00, Z15, Z21, K1
+	VCMPPS        $0x03, Z21, Z21, K2
+	VMOVDQA32     Z15, K1, Z22
+	VMOVDQA32     Z21, K2, Z22
+	VADDPS        Z22, Z13, Z13
+	VMULPS        Z16, Z7, Z16
+	VFMADD231PS   Z8, Z17, Z16
+	VMULPS        Z20, Z7, Z17
+	VFMADD231PS   Z8, Z18, Z17
+	VPADDD        Z0, Z16, Z16
+	VPADDD        Z0, Z17, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VPMULLD       Z4, Z4, Z16
+	VPSRLD        $0x18, Z16, Z16
+	VPADDD        Z2, Z4, Z17
+	VPMULLD       Z17, Z17, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        Z19, Z16, Z16
+	VPADDD        Z13, Z17, Z17
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z16, Z13
+	VPADDD        Z0, Z17, Z18
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z18, Z1, Z13
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3808
+	VPSUBW        (SI)(CX*2), Y13, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z13, Y18
+	VPSUBW        32(SI)(CX*2), Y18, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3166:
+noted3808:
+	VMOVDQU32  Z13, (SI)(CX*2)
+	VPSLLD     $0x10, Z17, Z13
+	VPTERNLOGD $0xf4, Z1, Z16, Z13
+	VPSRLW     $0x08, Z13, Z13
+	VPMOVWB    Z13, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3806:
 	CMPQ CX, R9
-	JB   next3165
+	JB   next3805
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3165
-	JMP  done3161
+	JB   next3805
+	JMP  done3800
 
-fp323160:
+fp323799:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3169
+	JMP  check3810
 
-next3168:
+next3809:
 	TESTQ     AX, AX
-	JEQ       kept3170
+	JEQ       kept3811
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -4024,94 +5275,145 @@ next3168:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3170:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z13
-	VMOVUPS     64(DX)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z13, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z13, Z18
-	VPMOVZXBW   (BX)(CX*1), Z13
-	VPSLLW      $0x08, Z13, Z13
-	VPSRAW      $0x0f, Z13, Z16
-	VPADDW      (SI)(CX*2), Z16, Z16
-	VPSLLD      $0x10, Z16, Z19
-	VPTERNLOGD  $0xf4, Z1, Z13, Z19
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z16, Z1, Z13
-	VMULPS      Z10, Z17, Z17
-	VFMADD231PS Z11, Z19, Z17
-	VMULPS      Z10, Z18, Z18
-	VFMADD231PS Z11, Z13, Z18
-	VMOVDQU32   (DI)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z16
-	VPANDD      Z1, Z20, Z20
-	VMULPS      Z16, Z5, Z21
-	VFMADD231PS Z6, Z17, Z21
-	VFMADD231PS Z12, Z19, Z19
-	VPXORD      Z14, Z14, Z14
-	VANDPS      pattern80000000<>+0(SB), Z21, Z22
-	VXORPS      Z9, Z22, Z22
-	VCMPPS      $0x00, Z14, Z21, K1
-	VCMPPS      $0x03, Z21, Z21, K2
-	VMOVDQA32   Z14, K1, Z22
-	VMOVDQA32   Z21, K2, Z22
-	VADDPS      Z22, Z19, Z19
-	VMULPS      Z20, Z5, Z21
-	VFMADD231PS Z6, Z18, Z21
-	VFMADD231PS Z12, Z13, Z13
-	VPXORD      Z15, Z15, Z15
-	VANDPS      pattern80000000<>+0(SB), Z21, Z22
-	VXORPS      Z9, Z22, Z22
-	VCMPPS      $0x00, Z15, Z21, K1
-	VCMPPS      $0x03, Z21, Z21, K2
-	VMOVDQA32   Z15, K1, Z22
-	VMOVDQA32   Z21, K2, Z22
-	VADDPS      Z22, Z13, Z13
-	VMULPS      Z16, Z7, Z16
-	VFMADD231PS Z8, Z17, Z16
-	VMULPS      Z20, Z7, Z17
-	VFMADD231PS Z8, Z18, Z17
-	VPADDD      Z0, Z16, Z16
-	VPADDD      Z0, Z17, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VPMULLD     Z4, Z4, Z16
-	VPSRLD      $0x18, Z16, Z16
-	VPADDD      Z2, Z4, Z17
-	VPMULLD     Z17, Z17, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      Z19, Z16, Z16
-	VPADDD      Z13, Z17, Z17
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z16, Z13
-	VPADDD      Z0, Z17, Z18
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z18, Z1, Z13
-	VMOVDQU32   Z13, (SI)(CX*2)
-	VPSLLD      $0x10, Z17, Z13
-	VPTERNLOGD  $0xf4, Z1, Z16, Z13
-	VPSRLW      $0x08, Z13, Z13
-	VPMOVWB     Z13, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3811:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z13
+	VMOVUPS       64(DX)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z13, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z13, Z18
+	VPMOVZXBW     (BX)(CX*1), Z13
+	VPSLLW        $0x08, Z13, Z13
+	VPSRAW        $0x0f, Z13, Z16
+	VPADDW        (SI)(CX*2), Z16, Z16
+	VPSLLD        $0x10, Z16, Z19
+	VPTERNLOGD    $0xf4, Z1, Z13, Z19
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z16, Z1, Z13
+	VMULPS        Z10, Z17, Z17
+	VFMADD231PS   Z11, Z19, Z17
+	VMULPS        Z10, Z18, Z18
+	VFMADD231PS   Z11, Z13, Z18
+	VMOVDQU32     (DI)(CX*2), Z20
+	VPSLLD        $0x10, Z20, Z16
+	VPANDD        Z1, Z20, Z20
+	VMULPS        Z16, Z5, Z21
+	VFMADD231PS   Z6, Z17, Z21
+	VFMADD231PS   Z12, Z19, Z19
+	VPXORD        Z14, Z14, Z14
+	VANDPS        pattern80000000<>+0(SB), Z21, Z22
+	VXORPS        Z9, Z22, Z22
+	VCMPPS        $0x00, Z14, Z21, K1
+	VCMPPS        $0x03, Z21, Z21, K2
+	VMOVDQA32     Z14, K1, Z22
+	VMOVDQA32     Z21, K2, Z22
+	VADDPS        Z22, Z19, Z19
+	VMULPS        Z20, Z5, Z21
+	VFMADD231PS   Z6, Z18, Z21
+	VFMADD231PS   Z12, Z13, Z13
+	VPXORD        Z15, Z15, Z15
+	VANDPS        pattern80000000<>+0(SB), Z21, Z22
+	VXORPS        Z9, Z22, Z22
+	VCMPPS        $0x00, Z15, Z21, K1
+	VCMPPS        $0x03, Z21, Z21, K2
+	VMOVDQA32     Z15, K1, Z22
+	VMOVDQA32     Z21, K2, Z22
+	VADDPS        Z22, Z13, Z13
+	VMULPS        Z16, Z7, Z16
+	VFMADD231PS   Z8, Z17, Z16
+	VMULPS        Z20, Z7, Z17
+	VFMADD231PS   Z8, Z18, Z17
+	VPADDD        Z0, Z16, Z16
+	VPADDD        Z0, Z17, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VPMULLD       Z4, Z4, Z16
+	VPSRLD        $0x18, Z16, Z16
+	VPADDD        Z2, Z4, Z17
+	VPMULLD       Z17, Z17, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        Z19, Z16, Z16
+	VPADDD        Z13, Z17, Z17
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z16, Z13
+	VPADDD        Z0, Z17, Z18
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z18, Z1, Z13
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3812
+	VPSUBW        (SI)(CX*2), Y13, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z13, Y18
+	VPSUBW        32(SI)(CX*2), Y18, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3169:
+noted3812:
+	VMOVDQU32  Z13, (SI)(CX*2)
+	VPSLLD     $0x10, Z17, Z13
+	VPTERNLOGD $0xf4, Z1, Z16, Z13
+	VPSRLW     $0x08, Z13, Z13
+	VPMOVWB    Z13, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3810:
 	CMPQ CX, R9
-	JB   next3168
+	JB   next3809
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3168
+	JB   next3809
 
-done3161:
-updated3144:
+done3800:
+updated3780:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -4161,23 +5463,23 @@ TEXT ·adagradSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3171
+	JEQ          plain3813
 	VPXORQ       Y10, Y10, Y10
 	VPXORQ       Y11, Y11, Y11
 	VPXORQ       Z12, Z12, Z12
 	VPXORQ       Z13, Z13, Z13
 	CMPQ         CX, $0x01
-	JE           fp163174
-	JA           fp323175
+	JE           fp163816
+	JA           fp323817
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3178
+	JMP          check3820
 
-next3177:
+next3819:
 	TESTQ     AX, AX
-	JEQ       kept3179
+	JEQ       kept3821
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z14
@@ -4189,93 +5491,144 @@ next3177:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3179:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y10, Y10
-	VPADDQ      (DI)(CX*2), Z12, Z12
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z14
-	VPANDD      Z1, Z15, Z15
-	VPMOVZXBW   (BX)(CX*1), Z16
-	VPSLLW      $0x08, Z16, Z16
-	VPSRAW      $0x0f, Z16, Z17
-	VPADDW      (SI)(CX*2), Z17, Z17
-	VPSLLD      $0x10, Z17, Z18
-	VPTERNLOGD  $0xf4, Z1, Z16, Z18
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMULPS      Z8, Z14, Z14
-	VFMADD231PS Z9, Z18, Z14
-	VMULPS      Z8, Z15, Z15
-	VFMADD231PS Z9, Z16, Z15
-	VMOVDQU32   (DI)(CX*2), Z19
-	VPSLLD      $0x10, Z19, Z17
-	VPANDD      Z1, Z19, Z19
-	VFMADD231PS Z14, Z14, Z17
-	VFMADD231PS Z15, Z15, Z19
-	VPMULLD     Z5, Z5, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z2, Z5, Z21
-	VPMULLD     Z21, Z21, Z21
-	VPSRLD      $0x10, Z21, Z21
-	VPADDD      Z17, Z20, Z20
-	VPADDD      Z19, Z21, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z13, Z13
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z17, Z17
-	VADDPS      Z6, Z17, Z17
-	VDIVPS      Z17, Z14, Z14
-	VFMADD231PS Z7, Z14, Z18
-	VSQRTPS     Z19, Z19
-	VADDPS      Z6, Z19, Z19
-	VDIVPS      Z19, Z15, Z15
-	VFMADD231PS Z7, Z15, Z16
-	VPMULLD     Z4, Z4, Z14
-	VPSRLD      $0x18, Z14, Z14
-	VPADDD      Z2, Z4, Z15
-	VPMULLD     Z15, Z15, Z15
-	VPSRLD      $0x18, Z15, Z15
-	VPADDD      Z18, Z14, Z14
-	VPADDD      Z16, Z15, Z15
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z14, Z16
-	VPADDD      Z0, Z15, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (SI)(CX*2)
-	VPSLLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf4, Z1, Z14, Z15
-	VPSRLW      $0x08, Z15, Z15
-	VPMOVWB     Z15, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y11, Y11
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3821:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y10, Y10
+	VPADDQ        (DI)(CX*2), Z12, Z12
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z14
+	VPANDD        Z1, Z15, Z15
+	VPMOVZXBW     (BX)(CX*1), Z16
+	VPSLLW        $0x08, Z16, Z16
+	VPSRAW        $0x0f, Z16, Z17
+	VPADDW        (SI)(CX*2), Z17, Z17
+	VPSLLD        $0x10, Z17, Z18
+	VPTERNLOGD    $0xf4, Z1, Z16, Z18
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMULPS        Z8, Z14, Z14
+	VFMADD231PS   Z9, Z18, Z14
+	VMULPS        Z8, Z15, Z15
+	VFMADD231PS   Z9, Z16, Z15
+	VMOVDQU32     (DI)(CX*2), Z19
+	VPSLLD        $0x10, Z19, Z17
+	VPANDD        Z1, Z19, Z19
+	VFMADD231PS   Z14, Z14, Z17
+	VFMADD231PS   Z15, Z15, Z19
+	VPMULLD       Z5, Z5, Z20
+	VPSRLD        $0x10, Z20, Z20
+	VPADDD        Z2, Z5, Z21
+	VPMULLD       Z21, Z21, Z21
+	VPSRLD        $0x10, Z21, Z21
+	VPADDD        Z17, Z20, Z20
+	VPADDD        Z19, Z21, Z21
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z13, Z13
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z17, Z17
+	VADDPS        Z6, Z17, Z17
+	VDIVPS        Z17, Z14, Z14
+	VFMADD231PS   Z7, Z14, Z18
+	VSQRTPS       Z19, Z19
+	VADDPS        Z6, Z19, Z19
+	VDIVPS        Z19, Z15, Z15
+	VFMADD231PS   Z7, Z15, Z16
+	VPMULLD       Z4, Z4, Z14
+	VPSRLD        $0x18, Z14, Z14
+	VPADDD        Z2, Z4, Z15
+	VPMULLD       Z15, Z15, Z15
+	VPSRLD        $0x18, Z15, Z15
+	VPADDD        Z18, Z14, Z14
+	VPADDD        Z16, Z15, Z15
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z14, Z16
+	VPADDD        Z0, Z15, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3822
+	VPSUBW        (SI)(CX*2), Y16, Y17
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y17
+	VMOVDQU16     Y17, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z16, Y17
+	VPSUBW        32(SI)(CX*2), Y17, Y17
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y17
+	VMOVDQU16     Y17, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3178:
+noted3822:
+	VMOVDQU32  Z16, (SI)(CX*2)
+	VPSLLD     $0x10, Z15, Z15
+	VPTERNLOGD $0xf4, Z1, Z14, Z15
+	VPSRLW     $0x08, Z15, Z15
+	VPMOVWB    Z15, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y11, Y11
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3820:
 	CMPQ CX, R9
-	JB   next3177
+	JB   next3819
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3177
-	JMP  done3176
+	JB   next3819
+	JMP  done3818
 
-fp163174:
+fp163816:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3181
+	JMP  check3824
 
-next3180:
+next3823:
 	TESTQ     AX, AX
-	JEQ       kept3182
+	JEQ       kept3825
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z14
@@ -4287,96 +5640,147 @@ next3180:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3182:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y10, Y10
-	VPADDQ      (DI)(CX*2), Z12, Z12
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z14
-	VCVTPH2PS   32(DX)(CX*2), Z15
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
-	VPERMI2PS   Z15, Z14, Z16
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
-	VPERMI2PS   Z15, Z14, Z17
-	VPMOVZXBW   (BX)(CX*1), Z14
-	VPSLLW      $0x08, Z14, Z14
-	VPSRAW      $0x0f, Z14, Z15
-	VPADDW      (SI)(CX*2), Z15, Z15
-	VPSLLD      $0x10, Z15, Z18
-	VPTERNLOGD  $0xf4, Z1, Z14, Z18
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z15, Z1, Z14
-	VMULPS      Z8, Z16, Z16
-	VFMADD231PS Z9, Z18, Z16
-	VMULPS      Z8, Z17, Z17
-	VFMADD231PS Z9, Z14, Z17
-	VMOVDQU32   (DI)(CX*2), Z19
-	VPSLLD      $0x10, Z19, Z15
-	VPANDD      Z1, Z19, Z19
-	VFMADD231PS Z16, Z16, Z15
-	VFMADD231PS Z17, Z17, Z19
-	VPMULLD     Z5, Z5, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z2, Z5, Z21
-	VPMULLD     Z21, Z21, Z21
-	VPSRLD      $0x10, Z21, Z21
-	VPADDD      Z15, Z20, Z20
-	VPADDD      Z19, Z21, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z13, Z13
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z15, Z15
-	VADDPS      Z6, Z15, Z15
-	VDIVPS      Z15, Z16, Z16
-	VFMADD231PS Z7, Z16, Z18
-	VSQRTPS     Z19, Z19
-	VADDPS      Z6, Z19, Z19
-	VDIVPS      Z19, Z17, Z17
-	VFMADD231PS Z7, Z17, Z14
-	VPMULLD     Z4, Z4, Z15
-	VPSRLD      $0x18, Z15, Z15
-	VPADDD      Z2, Z4, Z16
-	VPMULLD     Z16, Z16, Z16
-	VPSRLD      $0x18, Z16, Z16
-	VPADDD      Z18, Z15, Z15
-	VPADDD      Z14, Z16, Z16
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z15, Z14
-	VPADDD      Z0, Z16, Z17
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z17, Z1, Z14
-	VMOVDQU32   Z14, (SI)(CX*2)
-	VPSLLD      $0x10, Z16, Z14
-	VPTERNLOGD  $0xf4, Z1, Z15, Z14
-	VPSRLW      $0x08, Z14, Z14
-	VPMOVWB     Z14, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y11, Y11
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3825:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y10, Y10
+	VPADDQ        (DI)(CX*2), Z12, Z12
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z14
+	VCVTPH2PS     32(DX)(CX*2), Z15
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
+	VPERMI2PS     Z15, Z14, Z16
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
+	VPERMI2PS     Z15, Z14, Z17
+	VPMOVZXBW     (BX)(CX*1), Z14
+	VPSLLW        $0x08, Z14, Z14
+	VPSRAW        $0x0f, Z14, Z15
+	VPADDW        (SI)(CX*2), Z15, Z15
+	VPSLLD        $0x10, Z15, Z18
+	VPTERNLOGD    $0xf4, Z1, Z14, Z18
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z15, Z1, Z14
+	VMULPS        Z8, Z16, Z16
+	VFMADD231PS   Z9, Z18, Z16
+	VMULPS        Z8, Z17, Z17
+	VFMADD231PS   Z9, Z14, Z17
+	VMOVDQU32     (DI)(CX*2), Z19
+	VPSLLD        $0x10, Z19, Z15
+	VPANDD        Z1, Z19, Z19
+	VFMADD231PS   Z16, Z16, Z15
+	VFMADD231PS   Z17, Z17, Z19
+	VPMULLD       Z5, Z5, Z20
+	VPSRLD        $0x10, Z20, Z20
+	VPADDD        Z2, Z5, Z21
+	VPMULLD       Z21, Z21, Z21
+	VPSRLD        $0x10, Z21, Z21
+	VPADDD        Z15, Z20, Z20
+	VPADDD        Z19, Z21, Z21
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z13, Z13
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z15, Z15
+	VADDPS        Z6, Z15, Z15
+	VDIVPS        Z15, Z16, Z16
+	VFMADD231PS   Z7, Z16, Z18
+	VSQRTPS       Z19, Z19
+	VADDPS        Z6, Z19, Z19
+	VDIVPS        Z19, Z17, Z17
+	VFMADD231PS   Z7, Z17, Z14
+	VPMULLD       Z4, Z4, Z15
+	VPSRLD        $0x18, Z15, Z15
+	VPADDD        Z2, Z4, Z16
+	VPMULLD       Z16, Z16, Z16
+	VPSRLD        $0x18, Z16, Z16
+	VPADDD        Z18, Z15, Z15
+	VPADDD        Z14, Z16, Z16
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z15, Z14
+	VPADDD        Z0, Z16, Z17
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z17, Z1, Z14
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3826
+	VPSUBW        (SI)(CX*2), Y14, Y17
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y17
+	VMOVDQU16     Y17, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z14, Y17
+	VPSUBW        32(SI)(CX*2), Y17, Y17
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y17
+	VMOVDQU16     Y17, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3181:
+noted3826:
+	VMOVDQU32  Z14, (SI)(CX*2)
+	VPSLLD     $0x10, Z16, Z14
+	VPTERNLOGD $0xf4, Z1, Z15, Z14
+	VPSRLW     $0x08, Z14, Z14
+	VPMOVWB    Z14, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y11, Y11
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3824:
 	CMPQ CX, R9
-	JB   next3180
+	JB   next3823
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3180
-	JMP  done3176
+	JB   next3823
+	JMP  done3818
 
-fp323175:
+fp323817:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3184
+	JMP  check3828
 
-next3183:
+next3827:
 	TESTQ     AX, AX
-	JEQ       kept3185
+	JEQ       kept3829
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z14
@@ -4388,108 +5792,159 @@ next3183:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3185:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y10, Y10
-	VPADDQ      (DI)(CX*2), Z12, Z12
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z14
-	VMOVUPS     64(DX)(CX*4), Z15
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
-	VPERMI2PS   Z15, Z14, Z16
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
-	VPERMI2PS   Z15, Z14, Z17
-	VPMOVZXBW   (BX)(CX*1), Z14
-	VPSLLW      $0x08, Z14, Z14
-	VPSRAW      $0x0f, Z14, Z15
-	VPADDW      (SI)(CX*2), Z15, Z15
-	VPSLLD      $0x10, Z15, Z18
-	VPTERNLOGD  $0xf4, Z1, Z14, Z18
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z15, Z1, Z14
-	VMULPS      Z8, Z16, Z16
-	VFMADD231PS Z9, Z18, Z16
-	VMULPS      Z8, Z17, Z17
-	VFMADD231PS Z9, Z14, Z17
-	VMOVDQU32   (DI)(CX*2), Z19
-	VPSLLD      $0x10, Z19, Z15
-	VPANDD      Z1, Z19, Z19
-	VFMADD231PS Z16, Z16, Z15
-	VFMADD231PS Z17, Z17, Z19
-	VPMULLD     Z5, Z5, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z2, Z5, Z21
-	VPMULLD     Z21, Z21, Z21
-	VPSRLD      $0x10, Z21, Z21
-	VPADDD      Z15, Z20, Z20
-	VPADDD      Z19, Z21, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z13, Z13
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z15, Z15
-	VADDPS      Z6, Z15, Z15
-	VDIVPS      Z15, Z16, Z16
-	VFMADD231PS Z7, Z16, Z18
-	VSQRTPS     Z19, Z19
-	VADDPS      Z6, Z19, Z19
-	VDIVPS      Z19, Z17, Z17
-	VFMADD231PS Z7, Z17, Z14
-	VPMULLD     Z4, Z4, Z15
-	VPSRLD      $0x18, Z15, Z15
-	VPADDD      Z2, Z4, Z16
-	VPMULLD     Z16, Z16, Z16
-	VPSRLD      $0x18, Z16, Z16
-	VPADDD      Z18, Z15, Z15
-	VPADDD      Z14, Z16, Z16
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z15, Z14
-	VPADDD      Z0, Z16, Z17
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z17, Z1, Z14
-	VMOVDQU32   Z14, (SI)(CX*2)
-	VPSLLD      $0x10, Z16, Z14
-	VPTERNLOGD  $0xf4, Z1, Z15, Z14
-	VPSRLW      $0x08, Z14, Z14
-	VPMOVWB     Z14, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y11, Y11
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3829:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y10, Y10
+	VPADDQ        (DI)(CX*2), Z12, Z12
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z14
+	VMOVUPS       64(DX)(CX*4), Z15
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
+	VPERMI2PS     Z15, Z14, Z16
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
+	VPERMI2PS     Z15, Z14, Z17
+	VPMOVZXBW     (BX)(CX*1), Z14
+	VPSLLW        $0x08, Z14, Z14
+	VPSRAW        $0x0f, Z14, Z15
+	VPADDW        (SI)(CX*2), Z15, Z15
+	VPSLLD        $0x10, Z15, Z18
+	VPTERNLOGD    $0xf4, Z1, Z14, Z18
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z15, Z1, Z14
+	VMULPS        Z8, Z16, Z16
+	VFMADD231PS   Z9, Z18, Z16
+	VMULPS        Z8, Z17, Z17
+	VFMADD231PS   Z9, Z14, Z17
+	VMOVDQU32     (DI)(CX*2), Z19
+	VPSLLD        $0x10, Z19, Z15
+	VPANDD        Z1, Z19, Z19
+	VFMADD231PS   Z16, Z16, Z15
+	VFMADD231PS   Z17, Z17, Z19
+	VPMULLD       Z5, Z5, Z20
+	VPSRLD        $0x10, Z20, Z20
+	VPADDD        Z2, Z5, Z21
+	VPMULLD       Z21, Z21, Z21
+	VPSRLD        $0x10, Z21, Z21
+	VPADDD        Z15, Z20, Z20
+	VPADDD        Z19, Z21, Z21
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z13, Z13
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z15, Z15
+	VADDPS        Z6, Z15, Z15
+	VDIVPS        Z15, Z16, Z16
+	VFMADD231PS   Z7, Z16, Z18
+	VSQRTPS       Z19, Z19
+	VADDPS        Z6, Z19, Z19
+	VDIVPS        Z19, Z17, Z17
+	VFMADD231PS   Z7, Z17, Z14
+	VPMULLD       Z4, Z4, Z15
+	VPSRLD        $0x18, Z15, Z15
+	VPADDD        Z2, Z4, Z16
+	VPMULLD       Z16, Z16, Z16
+	VPSRLD        $0x18, Z16, Z16
+	VPADDD        Z18, Z15, Z15
+	VPADDD        Z14, Z16, Z16
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z15, Z14
+	VPADDD        Z0, Z16, Z17
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z17, Z1, Z14
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3830
+	VPSUBW        (SI)(CX*2), Y14, Y17
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y17
+	VMOVDQU16     Y17, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z14, Y17
+	VPSUBW        32(SI)(CX*2), Y17, Y17
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y17
+	VMOVDQU16     Y17, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3184:
+noted3830:
+	VMOVDQU32  Z14, (SI)(CX*2)
+	VPSLLD     $0x10, Z16, Z14
+	VPTERNLOGD $0xf4, Z1, Z15, Z14
+	VPSRLW     $0x08, Z14, Z14
+	VPMOVWB    Z14, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y11, Y11
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3828:
 	CMPQ CX, R9
-	JB   next3183
+	JB   next3827
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3183
+	JB   next3827
 
-done3176:
+done3818:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y10, 128(AX)
 	VMOVDQU32 Y11, 192(AX)
 	VMOVDQU32 Z12, 256(AX)
 	VMOVDQU32 Z13, 320(AX)
-	JMP       updated3172
+	JMP       updated3814
 
-plain3171:
+plain3813:
 	CMPQ CX, $0x01
-	JE   fp163187
-	JA   fp323188
+	JE   fp163832
+	JA   fp323833
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3191
+	JMP  check3836
 
-next3190:
+next3835:
 	TESTQ     AX, AX
-	JEQ       kept3192
+	JEQ       kept3837
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z10
@@ -4501,89 +5956,140 @@ next3190:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3192:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z11
-	VPSLLD      $0x10, Z11, Z10
-	VPANDD      Z1, Z11, Z11
-	VPMOVZXBW   (BX)(CX*1), Z12
-	VPSLLW      $0x08, Z12, Z12
-	VPSRAW      $0x0f, Z12, Z13
-	VPADDW      (SI)(CX*2), Z13, Z13
-	VPSLLD      $0x10, Z13, Z14
-	VPTERNLOGD  $0xf4, Z1, Z12, Z14
-	VPSRLD      $0x10, Z12, Z12
-	VPTERNLOGD  $0xf8, Z13, Z1, Z12
-	VMULPS      Z8, Z10, Z10
-	VFMADD231PS Z9, Z14, Z10
-	VMULPS      Z8, Z11, Z11
-	VFMADD231PS Z9, Z12, Z11
-	VMOVDQU32   (DI)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z13
-	VPANDD      Z1, Z15, Z15
-	VFMADD231PS Z10, Z10, Z13
-	VFMADD231PS Z11, Z11, Z15
-	VPMULLD     Z5, Z5, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z2, Z5, Z17
-	VPMULLD     Z17, Z17, Z17
-	VPSRLD      $0x10, Z17, Z17
-	VPADDD      Z13, Z16, Z16
-	VPADDD      Z15, Z17, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z13, Z13
-	VADDPS      Z6, Z13, Z13
-	VDIVPS      Z13, Z10, Z10
-	VFMADD231PS Z7, Z10, Z14
-	VSQRTPS     Z15, Z15
-	VADDPS      Z6, Z15, Z15
-	VDIVPS      Z15, Z11, Z11
-	VFMADD231PS Z7, Z11, Z12
-	VPMULLD     Z4, Z4, Z10
-	VPSRLD      $0x18, Z10, Z10
-	VPADDD      Z2, Z4, Z11
-	VPMULLD     Z11, Z11, Z11
-	VPSRLD      $0x18, Z11, Z11
-	VPADDD      Z14, Z10, Z10
-	VPADDD      Z12, Z11, Z11
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z10, Z12
-	VPADDD      Z0, Z11, Z13
-	VPSRLD      $0x10, Z12, Z12
-	VPTERNLOGD  $0xf8, Z13, Z1, Z12
-	VMOVDQU32   Z12, (SI)(CX*2)
-	VPSLLD      $0x10, Z11, Z11
-	VPTERNLOGD  $0xf4, Z1, Z10, Z11
-	VPSRLW      $0x08, Z11, Z11
-	VPMOVWB     Z11, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3837:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z11
+	VPSLLD        $0x10, Z11, Z10
+	VPANDD        Z1, Z11, Z11
+	VPMOVZXBW     (BX)(CX*1), Z12
+	VPSLLW        $0x08, Z12, Z12
+	VPSRAW        $0x0f, Z12, Z13
+	VPADDW        (SI)(CX*2), Z13, Z13
+	VPSLLD        $0x10, Z13, Z14
+	VPTERNLOGD    $0xf4, Z1, Z12, Z14
+	VPSRLD        $0x10, Z12, Z12
+	VPTERNLOGD    $0xf8, Z13, Z1, Z12
+	VMULPS        Z8, Z10, Z10
+	VFMADD231PS   Z9, Z14, Z10
+	VMULPS        Z8, Z11, Z11
+	VFMADD231PS   Z9, Z12, Z11
+	VMOVDQU32     (DI)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z13
+	VPANDD        Z1, Z15, Z15
+	VFMADD231PS   Z10, Z10, Z13
+	VFMADD231PS   Z11, Z11, Z15
+	VPMULLD       Z5, Z5, Z16
+	VPSRLD        $0x10, Z16, Z16
+	VPADDD        Z2, Z5, Z17
+	VPMULLD       Z17, Z17, Z17
+	VPSRLD        $0x10, Z17, Z17
+	VPADDD        Z13, Z16, Z16
+	VPADDD        Z15, Z17, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z13, Z13
+	VADDPS        Z6, Z13, Z13
+	VDIVPS        Z13, Z10, Z10
+	VFMADD231PS   Z7, Z10, Z14
+	VSQRTPS       Z15, Z15
+	VADDPS        Z6, Z15, Z15
+	VDIVPS        Z15, Z11, Z11
+	VFMADD231PS   Z7, Z11, Z12
+	VPMULLD       Z4, Z4, Z10
+	VPSRLD        $0x18, Z10, Z10
+	VPADDD        Z2, Z4, Z11
+	VPMULLD       Z11, Z11, Z11
+	VPSRLD        $0x18, Z11, Z11
+	VPADDD        Z14, Z10, Z10
+	VPADDD        Z12, Z11, Z11
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z10, Z12
+	VPADDD        Z0, Z11, Z13
+	VPSRLD        $0x10, Z12, Z12
+	VPTERNLOGD    $0xf8, Z13, Z1, Z12
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3838
+	VPSUBW        (SI)(CX*2), Y12, Y13
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y13, K1
+	VPABSW        Y13, Y13
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y13, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y13
+	VMOVDQU16     Y13, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z12, Y13
+	VPSUBW        32(SI)(CX*2), Y13, Y13
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y13, K1
+	VPABSW        Y13, Y13
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y13, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y13
+	VMOVDQU16     Y13, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3191:
+noted3838:
+	VMOVDQU32  Z12, (SI)(CX*2)
+	VPSLLD     $0x10, Z11, Z11
+	VPTERNLOGD $0xf4, Z1, Z10, Z11
+	VPSRLW     $0x08, Z11, Z11
+	VPMOVWB    Z11, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3836:
 	CMPQ CX, R9
-	JB   next3190
+	JB   next3835
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3190
-	JMP  done3189
+	JB   next3835
+	JMP  done3834
 
-fp163187:
+fp163832:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3194
+	JMP  check3840
 
-next3193:
+next3839:
 	TESTQ     AX, AX
-	JEQ       kept3195
+	JEQ       kept3841
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z10
@@ -4595,92 +6101,143 @@ next3193:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3195:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z10
-	VCVTPH2PS   32(DX)(CX*2), Z11
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z12
-	VPERMI2PS   Z11, Z10, Z12
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z13
-	VPERMI2PS   Z11, Z10, Z13
-	VPMOVZXBW   (BX)(CX*1), Z10
-	VPSLLW      $0x08, Z10, Z10
-	VPSRAW      $0x0f, Z10, Z11
-	VPADDW      (SI)(CX*2), Z11, Z11
-	VPSLLD      $0x10, Z11, Z14
-	VPTERNLOGD  $0xf4, Z1, Z10, Z14
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z11, Z1, Z10
-	VMULPS      Z8, Z12, Z12
-	VFMADD231PS Z9, Z14, Z12
-	VMULPS      Z8, Z13, Z13
-	VFMADD231PS Z9, Z10, Z13
-	VMOVDQU32   (DI)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z11
-	VPANDD      Z1, Z15, Z15
-	VFMADD231PS Z12, Z12, Z11
-	VFMADD231PS Z13, Z13, Z15
-	VPMULLD     Z5, Z5, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z2, Z5, Z17
-	VPMULLD     Z17, Z17, Z17
-	VPSRLD      $0x10, Z17, Z17
-	VPADDD      Z11, Z16, Z16
-	VPADDD      Z15, Z17, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z11, Z11
-	VADDPS      Z6, Z11, Z11
-	VDIVPS      Z11, Z12, Z12
-	VFMADD231PS Z7, Z12, Z14
-	VSQRTPS     Z15, Z15
-	VADDPS      Z6, Z15, Z15
-	VDIVPS      Z15, Z13, Z13
-	VFMADD231PS Z7, Z13, Z10
-	VPMULLD     Z4, Z4, Z11
-	VPSRLD      $0x18, Z11, Z11
-	VPADDD      Z2, Z4, Z12
-	VPMULLD     Z12, Z12, Z12
-	VPSRLD      $0x18, Z12, Z12
-	VPADDD      Z14, Z11, Z11
-	VPADDD      Z10, Z12, Z12
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z11, Z10
-	VPADDD      Z0, Z12, Z13
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z13, Z1, Z10
-	VMOVDQU32   Z10, (SI)(CX*2)
-	VPSLLD      $0x10, Z12, Z10
-	VPTERNLOGD  $0xf4, Z1, Z11, Z10
-	VPSRLW      $0x08, Z10, Z10
-	VPMOVWB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3841:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z10
+	VCVTPH2PS     32(DX)(CX*2), Z11
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z12
+	VPERMI2PS     Z11, Z10, Z12
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z13
+	VPERMI2PS     Z11, Z10, Z13
+	VPMOVZXBW     (BX)(CX*1), Z10
+	VPSLLW        $0x08, Z10, Z10
+	VPSRAW        $0x0f, Z10, Z11
+	VPADDW        (SI)(CX*2), Z11, Z11
+	VPSLLD        $0x10, Z11, Z14
+	VPTERNLOGD    $0xf4, Z1, Z10, Z14
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z11, Z1, Z10
+	VMULPS        Z8, Z12, Z12
+	VFMADD231PS   Z9, Z14, Z12
+	VMULPS        Z8, Z13, Z13
+	VFMADD231PS   Z9, Z10, Z13
+	VMOVDQU32     (DI)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z11
+	VPANDD        Z1, Z15, Z15
+	VFMADD231PS   Z12, Z12, Z11
+	VFMADD231PS   Z13, Z13, Z15
+	VPMULLD       Z5, Z5, Z16
+	VPSRLD        $0x10, Z16, Z16
+	VPADDD        Z2, Z5, Z17
+	VPMULLD       Z17, Z17, Z17
+	VPSRLD        $0x10, Z17, Z17
+	VPADDD        Z11, Z16, Z16
+	VPADDD        Z15, Z17, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z11, Z11
+	VADDPS        Z6, Z11, Z11
+	VDIVPS        Z11, Z12, Z12
+	VFMADD231PS   Z7, Z12, Z14
+	VSQRTPS       Z15, Z15
+	VADDPS        Z6, Z15, Z15
+	VDIVPS        Z15, Z13, Z13
+	VFMADD231PS   Z7, Z13, Z10
+	VPMULLD       Z4, Z4, Z11
+	VPSRLD        $0x18, Z11, Z11
+	VPADDD        Z2, Z4, Z12
+	VPMULLD       Z12, Z12, Z12
+	VPSRLD        $0x18, Z12, Z12
+	VPADDD        Z14, Z11, Z11
+	VPADDD        Z10, Z12, Z12
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z11, Z10
+	VPADDD        Z0, Z12, Z13
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z13, Z1, Z10
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3842
+	VPSUBW        (SI)(CX*2), Y10, Y13
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y13, K1
+	VPABSW        Y13, Y13
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y13, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y13
+	VMOVDQU16     Y13, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z10, Y13
+	VPSUBW        32(SI)(CX*2), Y13, Y13
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y13, K1
+	VPABSW        Y13, Y13
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y13, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y13
+	VMOVDQU16     Y13, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3194:
+noted3842:
+	VMOVDQU32  Z10, (SI)(CX*2)
+	VPSLLD     $0x10, Z12, Z10
+	VPTERNLOGD $0xf4, Z1, Z11, Z10
+	VPSRLW     $0x08, Z10, Z10
+	VPMOVWB    Z10, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3840:
 	CMPQ CX, R9
-	JB   next3193
+	JB   next3839
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3193
-	JMP  done3189
+	JB   next3839
+	JMP  done3834
 
-fp323188:
+fp323833:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3197
+	JMP  check3844
 
-next3196:
+next3843:
 	TESTQ     AX, AX
-	JEQ       kept3198
+	JEQ       kept3845
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z10
@@ -4692,84 +6249,135 @@ next3196:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3198:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z10
-	VMOVUPS     64(DX)(CX*4), Z11
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z12
-	VPERMI2PS   Z11, Z10, Z12
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z13
-	VPERMI2PS   Z11, Z10, Z13
-	VPMOVZXBW   (BX)(CX*1), Z10
-	VPSLLW      $0x08, Z10, Z10
-	VPSRAW      $0x0f, Z10, Z11
-	VPADDW      (SI)(CX*2), Z11, Z11
-	VPSLLD      $0x10, Z11, Z14
-	VPTERNLOGD  $0xf4, Z1, Z10, Z14
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z11, Z1, Z10
-	VMULPS      Z8, Z12, Z12
-	VFMADD231PS Z9, Z14, Z12
-	VMULPS      Z8, Z13, Z13
-	VFMADD231PS Z9, Z10, Z13
-	VMOVDQU32   (DI)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z11
-	VPANDD      Z1, Z15, Z15
-	VFMADD231PS Z12, Z12, Z11
-	VFMADD231PS Z13, Z13, Z15
-	VPMULLD     Z5, Z5, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z2, Z5, Z17
-	VPMULLD     Z17, Z17, Z17
-	VPSRLD      $0x10, Z17, Z17
-	VPADDD      Z11, Z16, Z16
-	VPADDD      Z15, Z17, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VPADDD      Z3, Z5, Z5
-	VSQRTPS     Z11, Z11
-	VADDPS      Z6, Z11, Z11
-	VDIVPS      Z11, Z12, Z12
-	VFMADD231PS Z7, Z12, Z14
-	VSQRTPS     Z15, Z15
-	VADDPS      Z6, Z15, Z15
-	VDIVPS      Z15, Z13, Z13
-	VFMADD231PS Z7, Z13, Z10
-	VPMULLD     Z4, Z4, Z11
-	VPSRLD      $0x18, Z11, Z11
-	VPADDD      Z2, Z4, Z12
-	VPMULLD     Z12, Z12, Z12
-	VPSRLD      $0x18, Z12, Z12
-	VPADDD      Z14, Z11, Z11
-	VPADDD      Z10, Z12, Z12
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z11, Z10
-	VPADDD      Z0, Z12, Z13
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z13, Z1, Z10
-	VMOVDQU32   Z10, (SI)(CX*2)
-	VPSLLD      $0x10, Z12, Z10
-	VPTERNLOGD  $0xf4, Z1, Z11, Z10
-	VPSRLW      $0x08, Z10, Z10
-	VPMOVWB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3845:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z10
+	VMOVUPS       64(DX)(CX*4), Z11
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z12
+	VPERMI2PS     Z11, Z10, Z12
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z13
+	VPERMI2PS     Z11, Z10, Z13
+	VPMOVZXBW     (BX)(CX*1), Z10
+	VPSLLW        $0x08, Z10, Z10
+	VPSRAW        $0x0f, Z10, Z11
+	VPADDW        (SI)(CX*2), Z11, Z11
+	VPSLLD        $0x10, Z11, Z14
+	VPTERNLOGD    $0xf4, Z1, Z10, Z14
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z11, Z1, Z10
+	VMULPS        Z8, Z12, Z12
+	VFMADD231PS   Z9, Z14, Z12
+	VMULPS        Z8, Z13, Z13
+	VFMADD231PS   Z9, Z10, Z13
+	VMOVDQU32     (DI)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z11
+	VPANDD        Z1, Z15, Z15
+	VFMADD231PS   Z12, Z12, Z11
+	VFMADD231PS   Z13, Z13, Z15
+	VPMULLD       Z5, Z5, Z16
+	VPSRLD        $0x10, Z16, Z16
+	VPADDD        Z2, Z5, Z17
+	VPMULLD       Z17, Z17, Z17
+	VPSRLD        $0x10, Z17, Z17
+	VPADDD        Z11, Z16, Z16
+	VPADDD        Z15, Z17, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VPADDD        Z3, Z5, Z5
+	VSQRTPS       Z11, Z11
+	VADDPS        Z6, Z11, Z11
+	VDIVPS        Z11, Z12, Z12
+	VFMADD231PS   Z7, Z12, Z14
+	VSQRTPS       Z15, Z15
+	VADDPS        Z6, Z15, Z15
+	VDIVPS        Z15, Z13, Z13
+	VFMADD231PS   Z7, Z13, Z10
+	VPMULLD       Z4, Z4, Z11
+	VPSRLD        $0x18, Z11, Z11
+	VPADDD        Z2, Z4, Z12
+	VPMULLD       Z12, Z12, Z12
+	VPSRLD        $0x18, Z12, Z12
+	VPADDD        Z14, Z11, Z11
+	VPADDD        Z10, Z12, Z12
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z11, Z10
+	VPADDD        Z0, Z12, Z13
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z13, Z1, Z10
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3846
+	VPSUBW        (SI)(CX*2), Y10, Y13
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y13, K1
+	VPABSW        Y13, Y13
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y13, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y13
+	VMOVDQU16     Y13, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z10, Y13
+	VPSUBW        32(SI)(CX*2), Y13, Y13
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y13, K1
+	VPABSW        Y13, Y13
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y13, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y13
+	VMOVDQU16     Y13, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3197:
+noted3846:
+	VMOVDQU32  Z10, (SI)(CX*2)
+	VPSLLD     $0x10, Z12, Z10
+	VPTERNLOGD $0xf4, Z1, Z11, Z10
+	VPSRLW     $0x08, Z10, Z10
+	VPMOVWB    Z10, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3844:
 	CMPQ CX, R9
-	JB   next3196
+	JB   next3843
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3196
+	JB   next3843
 
-done3189:
-updated3172:
+done3834:
+updated3814:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -4820,23 +6428,23 @@ TEXT ·sgdSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3199
+	JEQ          plain3847
 	VPXORQ       Y13, Y13, Y13
 	VPXORQ       Y14, Y14, Y14
 	VPXORQ       Z15, Z15, Z15
 	VPXORQ       Z16, Z16, Z16
 	CMPQ         CX, $0x01
-	JE           fp163202
-	JA           fp323203
+	JE           fp163850
+	JA           fp323851
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3206
+	JMP          check3854
 
-next3205:
+next3853:
 	TESTQ     AX, AX
-	JEQ       kept3207
+	JEQ       kept3855
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -4848,89 +6456,140 @@ next3205:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3207:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y13, Y13
-	VPADDQ      (DI)(CX*2), Z15, Z15
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z1, Z18, Z18
-	VPMOVZXBW   (BX)(CX*1), Z19
-	VPSLLW      $0x08, Z19, Z19
-	VPSRAW      $0x0f, Z19, Z20
-	VPADDW      (SI)(CX*2), Z20, Z20
-	VPSLLD      $0x10, Z20, Z21
-	VPTERNLOGD  $0xf4, Z1, Z19, Z21
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z1, Z19
-	VMULPS      Z10, Z17, Z17
-	VFMADD231PS Z11, Z21, Z17
-	VMULPS      Z10, Z18, Z18
-	VFMADD231PS Z11, Z19, Z18
-	VMOVDQU32   (DI)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z20
-	VPANDD      Z1, Z22, Z22
-	VMULPS      Z20, Z5, Z20
-	VFMADD231PS Z6, Z17, Z20
-	VMULPS      Z22, Z5, Z22
-	VFMADD231PS Z6, Z18, Z22
-	VPADDD      Z0, Z20, Z23
-	VPADDD      Z0, Z22, Z24
-	VPSRLD      $0x10, Z23, Z23
-	VPTERNLOGD  $0xf8, Z24, Z1, Z23
-	VMOVDQU32   Z23, (DI)(CX*2)
-	VPADDQ      Z23, Z16, Z16
-	VMULPS      Z8, Z17, Z17
-	VFMADD231PS Z7, Z20, Z17
-	VFMADD231PS Z12, Z21, Z21
-	VFMADD231PS Z9, Z17, Z21
-	VMULPS      Z8, Z18, Z18
-	VFMADD231PS Z7, Z22, Z18
-	VFMADD231PS Z12, Z19, Z19
-	VFMADD231PS Z9, Z18, Z19
-	VPMULLD     Z4, Z4, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      Z2, Z4, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z21, Z17, Z17
-	VPADDD      Z19, Z18, Z18
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z17, Z19
-	VPADDD      Z0, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z1, Z19
-	VMOVDQU32   Z19, (SI)(CX*2)
-	VPSLLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf4, Z1, Z17, Z18
-	VPSRLW      $0x08, Z18, Z18
-	VPMOVWB     Z18, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y14, Y14
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3855:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y13, Y13
+	VPADDQ        (DI)(CX*2), Z15, Z15
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z1, Z18, Z18
+	VPMOVZXBW     (BX)(CX*1), Z19
+	VPSLLW        $0x08, Z19, Z19
+	VPSRAW        $0x0f, Z19, Z20
+	VPADDW        (SI)(CX*2), Z20, Z20
+	VPSLLD        $0x10, Z20, Z21
+	VPTERNLOGD    $0xf4, Z1, Z19, Z21
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z1, Z19
+	VMULPS        Z10, Z17, Z17
+	VFMADD231PS   Z11, Z21, Z17
+	VMULPS        Z10, Z18, Z18
+	VFMADD231PS   Z11, Z19, Z18
+	VMOVDQU32     (DI)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z20
+	VPANDD        Z1, Z22, Z22
+	VMULPS        Z20, Z5, Z20
+	VFMADD231PS   Z6, Z17, Z20
+	VMULPS        Z22, Z5, Z22
+	VFMADD231PS   Z6, Z18, Z22
+	VPADDD        Z0, Z20, Z23
+	VPADDD        Z0, Z22, Z24
+	VPSRLD        $0x10, Z23, Z23
+	VPTERNLOGD    $0xf8, Z24, Z1, Z23
+	VMOVDQU32     Z23, (DI)(CX*2)
+	VPADDQ        Z23, Z16, Z16
+	VMULPS        Z8, Z17, Z17
+	VFMADD231PS   Z7, Z20, Z17
+	VFMADD231PS   Z12, Z21, Z21
+	VFMADD231PS   Z9, Z17, Z21
+	VMULPS        Z8, Z18, Z18
+	VFMADD231PS   Z7, Z22, Z18
+	VFMADD231PS   Z12, Z19, Z19
+	VFMADD231PS   Z9, Z18, Z19
+	VPMULLD       Z4, Z4, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        Z2, Z4, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z21, Z17, Z17
+	VPADDD        Z19, Z18, Z18
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z17, Z19
+	VPADDD        Z0, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z1, Z19
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3856
+	VPSUBW        (SI)(CX*2), Y19, Y20
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z19, Y20
+	VPSUBW        32(SI)(CX*2), Y20, Y20
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3206:
+noted3856:
+	VMOVDQU32  Z19, (SI)(CX*2)
+	VPSLLD     $0x10, Z18, Z18
+	VPTERNLOGD $0xf4, Z1, Z17, Z18
+	VPSRLW     $0x08, Z18, Z18
+	VPMOVWB    Z18, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y14, Y14
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3854:
 	CMPQ CX, R9
-	JB   next3205
+	JB   next3853
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3205
-	JMP  done3204
+	JB   next3853
+	JMP  done3852
 
-fp163202:
+fp163850:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3209
+	JMP  check3858
 
-next3208:
+next3857:
 	TESTQ     AX, AX
-	JEQ       kept3210
+	JEQ       kept3859
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -4942,92 +6601,143 @@ next3208:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3210:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y13, Y13
-	VPADDQ      (DI)(CX*2), Z15, Z15
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z17
-	VCVTPH2PS   32(DX)(CX*2), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z18, Z17, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z18, Z17, Z20
-	VPMOVZXBW   (BX)(CX*1), Z17
-	VPSLLW      $0x08, Z17, Z17
-	VPSRAW      $0x0f, Z17, Z18
-	VPADDW      (SI)(CX*2), Z18, Z18
-	VPSLLD      $0x10, Z18, Z21
-	VPTERNLOGD  $0xf4, Z1, Z17, Z21
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VMULPS      Z10, Z19, Z19
-	VFMADD231PS Z11, Z21, Z19
-	VMULPS      Z10, Z20, Z20
-	VFMADD231PS Z11, Z17, Z20
-	VMOVDQU32   (DI)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z18
-	VPANDD      Z1, Z22, Z22
-	VMULPS      Z18, Z5, Z18
-	VFMADD231PS Z6, Z19, Z18
-	VMULPS      Z22, Z5, Z22
-	VFMADD231PS Z6, Z20, Z22
-	VPADDD      Z0, Z18, Z23
-	VPADDD      Z0, Z22, Z24
-	VPSRLD      $0x10, Z23, Z23
-	VPTERNLOGD  $0xf8, Z24, Z1, Z23
-	VMOVDQU32   Z23, (DI)(CX*2)
-	VPADDQ      Z23, Z16, Z16
-	VMULPS      Z8, Z19, Z19
-	VFMADD231PS Z7, Z18, Z19
-	VFMADD231PS Z12, Z21, Z21
-	VFMADD231PS Z9, Z19, Z21
-	VMULPS      Z8, Z20, Z20
-	VFMADD231PS Z7, Z22, Z20
-	VFMADD231PS Z12, Z17, Z17
-	VFMADD231PS Z9, Z20, Z17
-	VPMULLD     Z4, Z4, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z2, Z4, Z19
-	VPMULLD     Z19, Z19, Z19
-	VPSRLD      $0x18, Z19, Z19
-	VPADDD      Z21, Z18, Z18
-	VPADDD      Z17, Z19, Z19
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z18, Z17
-	VPADDD      Z0, Z19, Z20
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z20, Z1, Z17
-	VMOVDQU32   Z17, (SI)(CX*2)
-	VPSLLD      $0x10, Z19, Z17
-	VPTERNLOGD  $0xf4, Z1, Z18, Z17
-	VPSRLW      $0x08, Z17, Z17
-	VPMOVWB     Z17, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y14, Y14
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3859:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y13, Y13
+	VPADDQ        (DI)(CX*2), Z15, Z15
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z17
+	VCVTPH2PS     32(DX)(CX*2), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z18, Z17, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z18, Z17, Z20
+	VPMOVZXBW     (BX)(CX*1), Z17
+	VPSLLW        $0x08, Z17, Z17
+	VPSRAW        $0x0f, Z17, Z18
+	VPADDW        (SI)(CX*2), Z18, Z18
+	VPSLLD        $0x10, Z18, Z21
+	VPTERNLOGD    $0xf4, Z1, Z17, Z21
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	VMULPS        Z10, Z19, Z19
+	VFMADD231PS   Z11, Z21, Z19
+	VMULPS        Z10, Z20, Z20
+	VFMADD231PS   Z11, Z17, Z20
+	VMOVDQU32     (DI)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z18
+	VPANDD        Z1, Z22, Z22
+	VMULPS        Z18, Z5, Z18
+	VFMADD231PS   Z6, Z19, Z18
+	VMULPS        Z22, Z5, Z22
+	VFMADD231PS   Z6, Z20, Z22
+	VPADDD        Z0, Z18, Z23
+	VPADDD        Z0, Z22, Z24
+	VPSRLD        $0x10, Z23, Z23
+	VPTERNLOGD    $0xf8, Z24, Z1, Z23
+	VMOVDQU32     Z23, (DI)(CX*2)
+	VPADDQ        Z23, Z16, Z16
+	VMULPS        Z8, Z19, Z19
+	VFMADD231PS   Z7, Z18, Z19
+	VFMADD231PS   Z12, Z21, Z21
+	VFMADD231PS   Z9, Z19, Z21
+	VMULPS        Z8, Z20, Z20
+	VFMADD231PS   Z7, Z22, Z20
+	VFMADD231PS   Z12, Z17, Z17
+	VFMADD231PS   Z9, Z20, Z17
+	VPMULLD       Z4, Z4, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z2, Z4, Z19
+	VPMULLD       Z19, Z19, Z19
+	VPSRLD        $0x18, Z19, Z19
+	VPADDD        Z21, Z18, Z18
+	VPADDD        Z17, Z19, Z19
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z18, Z17
+	VPADDD        Z0, Z19, Z20
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z20, Z1, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3860
+	VPSUBW        (SI)(CX*2), Y17, Y20
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z17, Y20
+	VPSUBW        32(SI)(CX*2), Y20, Y20
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3209:
+noted3860:
+	VMOVDQU32  Z17, (SI)(CX*2)
+	VPSLLD     $0x10, Z19, Z17
+	VPTERNLOGD $0xf4, Z1, Z18, Z17
+	VPSRLW     $0x08, Z17, Z17
+	VPMOVWB    Z17, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y14, Y14
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3858:
 	CMPQ CX, R9
-	JB   next3208
+	JB   next3857
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3208
-	JMP  done3204
+	JB   next3857
+	JMP  done3852
 
-fp323203:
+fp323851:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3212
+	JMP  check3862
 
-next3211:
+next3861:
 	TESTQ     AX, AX
-	JEQ       kept3213
+	JEQ       kept3863
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -5039,104 +6749,155 @@ next3211:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3213:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (BX)(CX*1), Y13, Y13
-	VPADDQ      (DI)(CX*2), Z15, Z15
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z17
-	VMOVUPS     64(DX)(CX*4), Z18
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
-	VPERMI2PS   Z18, Z17, Z19
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
-	VPERMI2PS   Z18, Z17, Z20
-	VPMOVZXBW   (BX)(CX*1), Z17
-	VPSLLW      $0x08, Z17, Z17
-	VPSRAW      $0x0f, Z17, Z18
-	VPADDW      (SI)(CX*2), Z18, Z18
-	VPSLLD      $0x10, Z18, Z21
-	VPTERNLOGD  $0xf4, Z1, Z17, Z21
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VMULPS      Z10, Z19, Z19
-	VFMADD231PS Z11, Z21, Z19
-	VMULPS      Z10, Z20, Z20
-	VFMADD231PS Z11, Z17, Z20
-	VMOVDQU32   (DI)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z18
-	VPANDD      Z1, Z22, Z22
-	VMULPS      Z18, Z5, Z18
-	VFMADD231PS Z6, Z19, Z18
-	VMULPS      Z22, Z5, Z22
-	VFMADD231PS Z6, Z20, Z22
-	VPADDD      Z0, Z18, Z23
-	VPADDD      Z0, Z22, Z24
-	VPSRLD      $0x10, Z23, Z23
-	VPTERNLOGD  $0xf8, Z24, Z1, Z23
-	VMOVDQU32   Z23, (DI)(CX*2)
-	VPADDQ      Z23, Z16, Z16
-	VMULPS      Z8, Z19, Z19
-	VFMADD231PS Z7, Z18, Z19
-	VFMADD231PS Z12, Z21, Z21
-	VFMADD231PS Z9, Z19, Z21
-	VMULPS      Z8, Z20, Z20
-	VFMADD231PS Z7, Z22, Z20
-	VFMADD231PS Z12, Z17, Z17
-	VFMADD231PS Z9, Z20, Z17
-	VPMULLD     Z4, Z4, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z2, Z4, Z19
-	VPMULLD     Z19, Z19, Z19
-	VPSRLD      $0x18, Z19, Z19
-	VPADDD      Z21, Z18, Z18
-	VPADDD      Z17, Z19, Z19
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z18, Z17
-	VPADDD      Z0, Z19, Z20
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z20, Z1, Z17
-	VMOVDQU32   Z17, (SI)(CX*2)
-	VPSLLD      $0x10, Z19, Z17
-	VPTERNLOGD  $0xf4, Z1, Z18, Z17
-	VPSRLW      $0x08, Z17, Z17
-	VPMOVWB     Z17, (BX)(CX*1)
-	VPADDQ      (BX)(CX*1), Y14, Y14
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3863:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (BX)(CX*1), Y13, Y13
+	VPADDQ        (DI)(CX*2), Z15, Z15
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z17
+	VMOVUPS       64(DX)(CX*4), Z18
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS     Z18, Z17, Z19
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS     Z18, Z17, Z20
+	VPMOVZXBW     (BX)(CX*1), Z17
+	VPSLLW        $0x08, Z17, Z17
+	VPSRAW        $0x0f, Z17, Z18
+	VPADDW        (SI)(CX*2), Z18, Z18
+	VPSLLD        $0x10, Z18, Z21
+	VPTERNLOGD    $0xf4, Z1, Z17, Z21
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	VMULPS        Z10, Z19, Z19
+	VFMADD231PS   Z11, Z21, Z19
+	VMULPS        Z10, Z20, Z20
+	VFMADD231PS   Z11, Z17, Z20
+	VMOVDQU32     (DI)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z18
+	VPANDD        Z1, Z22, Z22
+	VMULPS        Z18, Z5, Z18
+	VFMADD231PS   Z6, Z19, Z18
+	VMULPS        Z22, Z5, Z22
+	VFMADD231PS   Z6, Z20, Z22
+	VPADDD        Z0, Z18, Z23
+	VPADDD        Z0, Z22, Z24
+	VPSRLD        $0x10, Z23, Z23
+	VPTERNLOGD    $0xf8, Z24, Z1, Z23
+	VMOVDQU32     Z23, (DI)(CX*2)
+	VPADDQ        Z23, Z16, Z16
+	VMULPS        Z8, Z19, Z19
+	VFMADD231PS   Z7, Z18, Z19
+	VFMADD231PS   Z12, Z21, Z21
+	VFMADD231PS   Z9, Z19, Z21
+	VMULPS        Z8, Z20, Z20
+	VFMADD231PS   Z7, Z22, Z20
+	VFMADD231PS   Z12, Z17, Z17
+	VFMADD231PS   Z9, Z20, Z17
+	VPMULLD       Z4, Z4, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z2, Z4, Z19
+	VPMULLD       Z19, Z19, Z19
+	VPSRLD        $0x18, Z19, Z19
+	VPADDD        Z21, Z18, Z18
+	VPADDD        Z17, Z19, Z19
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z18, Z17
+	VPADDD        Z0, Z19, Z20
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z20, Z1, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3864
+	VPSUBW        (SI)(CX*2), Y17, Y20
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z17, Y20
+	VPSUBW        32(SI)(CX*2), Y20, Y20
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3212:
+noted3864:
+	VMOVDQU32  Z17, (SI)(CX*2)
+	VPSLLD     $0x10, Z19, Z17
+	VPTERNLOGD $0xf4, Z1, Z18, Z17
+	VPSRLW     $0x08, Z17, Z17
+	VPMOVWB    Z17, (BX)(CX*1)
+	VPADDQ     (BX)(CX*1), Y14, Y14
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3862:
 	CMPQ CX, R9
-	JB   next3211
+	JB   next3861
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3211
+	JB   next3861
 
-done3204:
+done3852:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y13, 128(AX)
 	VMOVDQU32 Y14, 192(AX)
 	VMOVDQU32 Z15, 256(AX)
 	VMOVDQU32 Z16, 320(AX)
-	JMP       updated3200
+	JMP       updated3848
 
-plain3199:
+plain3847:
 	CMPQ CX, $0x01
-	JE   fp163215
-	JA   fp323216
+	JE   fp163866
+	JA   fp323867
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3219
+	JMP  check3870
 
-next3218:
+next3869:
 	TESTQ     AX, AX
-	JEQ       kept3220
+	JEQ       kept3871
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -5148,85 +6909,136 @@ next3218:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3220:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z13
-	VPANDD      Z1, Z14, Z14
-	VPMOVZXBW   (BX)(CX*1), Z15
-	VPSLLW      $0x08, Z15, Z15
-	VPSRAW      $0x0f, Z15, Z16
-	VPADDW      (SI)(CX*2), Z16, Z16
-	VPSLLD      $0x10, Z16, Z17
-	VPTERNLOGD  $0xf4, Z1, Z15, Z17
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VMULPS      Z10, Z13, Z13
-	VFMADD231PS Z11, Z17, Z13
-	VMULPS      Z10, Z14, Z14
-	VFMADD231PS Z11, Z15, Z14
-	VMOVDQU32   (DI)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z16
-	VPANDD      Z1, Z18, Z18
-	VMULPS      Z16, Z5, Z16
-	VFMADD231PS Z6, Z13, Z16
-	VMULPS      Z18, Z5, Z18
-	VFMADD231PS Z6, Z14, Z18
-	VPADDD      Z0, Z16, Z19
-	VPADDD      Z0, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z1, Z19
-	VMOVDQU32   Z19, (DI)(CX*2)
-	VMULPS      Z8, Z13, Z13
-	VFMADD231PS Z7, Z16, Z13
-	VFMADD231PS Z12, Z17, Z17
-	VFMADD231PS Z9, Z13, Z17
-	VMULPS      Z8, Z14, Z14
-	VFMADD231PS Z7, Z18, Z14
-	VFMADD231PS Z12, Z15, Z15
-	VFMADD231PS Z9, Z14, Z15
-	VPMULLD     Z4, Z4, Z13
-	VPSRLD      $0x18, Z13, Z13
-	VPADDD      Z2, Z4, Z14
-	VPMULLD     Z14, Z14, Z14
-	VPSRLD      $0x18, Z14, Z14
-	VPADDD      Z17, Z13, Z13
-	VPADDD      Z15, Z14, Z14
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z13, Z15
-	VPADDD      Z0, Z14, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VMOVDQU32   Z15, (SI)(CX*2)
-	VPSLLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf4, Z1, Z13, Z14
-	VPSRLW      $0x08, Z14, Z14
-	VPMOVWB     Z14, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3871:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z14
+	VPSLLD        $0x10, Z14, Z13
+	VPANDD        Z1, Z14, Z14
+	VPMOVZXBW     (BX)(CX*1), Z15
+	VPSLLW        $0x08, Z15, Z15
+	VPSRAW        $0x0f, Z15, Z16
+	VPADDW        (SI)(CX*2), Z16, Z16
+	VPSLLD        $0x10, Z16, Z17
+	VPTERNLOGD    $0xf4, Z1, Z15, Z17
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VMULPS        Z10, Z13, Z13
+	VFMADD231PS   Z11, Z17, Z13
+	VMULPS        Z10, Z14, Z14
+	VFMADD231PS   Z11, Z15, Z14
+	VMOVDQU32     (DI)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z16
+	VPANDD        Z1, Z18, Z18
+	VMULPS        Z16, Z5, Z16
+	VFMADD231PS   Z6, Z13, Z16
+	VMULPS        Z18, Z5, Z18
+	VFMADD231PS   Z6, Z14, Z18
+	VPADDD        Z0, Z16, Z19
+	VPADDD        Z0, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z1, Z19
+	VMOVDQU32     Z19, (DI)(CX*2)
+	VMULPS        Z8, Z13, Z13
+	VFMADD231PS   Z7, Z16, Z13
+	VFMADD231PS   Z12, Z17, Z17
+	VFMADD231PS   Z9, Z13, Z17
+	VMULPS        Z8, Z14, Z14
+	VFMADD231PS   Z7, Z18, Z14
+	VFMADD231PS   Z12, Z15, Z15
+	VFMADD231PS   Z9, Z14, Z15
+	VPMULLD       Z4, Z4, Z13
+	VPSRLD        $0x18, Z13, Z13
+	VPADDD        Z2, Z4, Z14
+	VPMULLD       Z14, Z14, Z14
+	VPSRLD        $0x18, Z14, Z14
+	VPADDD        Z17, Z13, Z13
+	VPADDD        Z15, Z14, Z14
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z13, Z15
+	VPADDD        Z0, Z14, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3872
+	VPSUBW        (SI)(CX*2), Y15, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z15, Y16
+	VPSUBW        32(SI)(CX*2), Y16, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3219:
+noted3872:
+	VMOVDQU32  Z15, (SI)(CX*2)
+	VPSLLD     $0x10, Z14, Z14
+	VPTERNLOGD $0xf4, Z1, Z13, Z14
+	VPSRLW     $0x08, Z14, Z14
+	VPMOVWB    Z14, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3870:
 	CMPQ CX, R9
-	JB   next3218
+	JB   next3869
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3218
-	JMP  done3217
+	JB   next3869
+	JMP  done3868
 
-fp163215:
+fp163866:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3222
+	JMP  check3874
 
-next3221:
+next3873:
 	TESTQ     AX, AX
-	JEQ       kept3223
+	JEQ       kept3875
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -5238,88 +7050,139 @@ next3221:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3223:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z13
-	VCVTPH2PS   32(DX)(CX*2), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z14, Z13, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z14, Z13, Z16
-	VPMOVZXBW   (BX)(CX*1), Z13
-	VPSLLW      $0x08, Z13, Z13
-	VPSRAW      $0x0f, Z13, Z14
-	VPADDW      (SI)(CX*2), Z14, Z14
-	VPSLLD      $0x10, Z14, Z17
-	VPTERNLOGD  $0xf4, Z1, Z13, Z17
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z14, Z1, Z13
-	VMULPS      Z10, Z15, Z15
-	VFMADD231PS Z11, Z17, Z15
-	VMULPS      Z10, Z16, Z16
-	VFMADD231PS Z11, Z13, Z16
-	VMOVDQU32   (DI)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z14
-	VPANDD      Z1, Z18, Z18
-	VMULPS      Z14, Z5, Z14
-	VFMADD231PS Z6, Z15, Z14
-	VMULPS      Z18, Z5, Z18
-	VFMADD231PS Z6, Z16, Z18
-	VPADDD      Z0, Z14, Z19
-	VPADDD      Z0, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z1, Z19
-	VMOVDQU32   Z19, (DI)(CX*2)
-	VMULPS      Z8, Z15, Z15
-	VFMADD231PS Z7, Z14, Z15
-	VFMADD231PS Z12, Z17, Z17
-	VFMADD231PS Z9, Z15, Z17
-	VMULPS      Z8, Z16, Z16
-	VFMADD231PS Z7, Z18, Z16
-	VFMADD231PS Z12, Z13, Z13
-	VFMADD231PS Z9, Z16, Z13
-	VPMULLD     Z4, Z4, Z14
-	VPSRLD      $0x18, Z14, Z14
-	VPADDD      Z2, Z4, Z15
-	VPMULLD     Z15, Z15, Z15
-	VPSRLD      $0x18, Z15, Z15
-	VPADDD      Z17, Z14, Z14
-	VPADDD      Z13, Z15, Z15
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z14, Z13
-	VPADDD      Z0, Z15, Z16
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z16, Z1, Z13
-	VMOVDQU32   Z13, (SI)(CX*2)
-	VPSLLD      $0x10, Z15, Z13
-	VPTERNLOGD  $0xf4, Z1, Z14, Z13
-	VPSRLW      $0x08, Z13, Z13
-	VPMOVWB     Z13, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3875:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z13
+	VCVTPH2PS     32(DX)(CX*2), Z14
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z14, Z13, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z14, Z13, Z16
+	VPMOVZXBW     (BX)(CX*1), Z13
+	VPSLLW        $0x08, Z13, Z13
+	VPSRAW        $0x0f, Z13, Z14
+	VPADDW        (SI)(CX*2), Z14, Z14
+	VPSLLD        $0x10, Z14, Z17
+	VPTERNLOGD    $0xf4, Z1, Z13, Z17
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z14, Z1, Z13
+	VMULPS        Z10, Z15, Z15
+	VFMADD231PS   Z11, Z17, Z15
+	VMULPS        Z10, Z16, Z16
+	VFMADD231PS   Z11, Z13, Z16
+	VMOVDQU32     (DI)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z14
+	VPANDD        Z1, Z18, Z18
+	VMULPS        Z14, Z5, Z14
+	VFMADD231PS   Z6, Z15, Z14
+	VMULPS        Z18, Z5, Z18
+	VFMADD231PS   Z6, Z16, Z18
+	VPADDD        Z0, Z14, Z19
+	VPADDD        Z0, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z1, Z19
+	VMOVDQU32     Z19, (DI)(CX*2)
+	VMULPS        Z8, Z15, Z15
+	VFMADD231PS   Z7, Z14, Z15
+	VFMADD231PS   Z12, Z17, Z17
+	VFMADD231PS   Z9, Z15, Z17
+	VMULPS        Z8, Z16, Z16
+	VFMADD231PS   Z7, Z18, Z16
+	VFMADD231PS   Z12, Z13, Z13
+	VFMADD231PS   Z9, Z16, Z13
+	VPMULLD       Z4, Z4, Z14
+	VPSRLD        $0x18, Z14, Z14
+	VPADDD        Z2, Z4, Z15
+	VPMULLD       Z15, Z15, Z15
+	VPSRLD        $0x18, Z15, Z15
+	VPADDD        Z17, Z14, Z14
+	VPADDD        Z13, Z15, Z15
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z14, Z13
+	VPADDD        Z0, Z15, Z16
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z16, Z1, Z13
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3876
+	VPSUBW        (SI)(CX*2), Y13, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z13, Y16
+	VPSUBW        32(SI)(CX*2), Y16, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3222:
+noted3876:
+	VMOVDQU32  Z13, (SI)(CX*2)
+	VPSLLD     $0x10, Z15, Z13
+	VPTERNLOGD $0xf4, Z1, Z14, Z13
+	VPSRLW     $0x08, Z13, Z13
+	VPMOVWB    Z13, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3874:
 	CMPQ CX, R9
-	JB   next3221
+	JB   next3873
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3221
-	JMP  done3217
+	JB   next3873
+	JMP  done3868
 
-fp323216:
+fp323867:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3225
+	JMP  check3878
 
-next3224:
+next3877:
 	TESTQ     AX, AX
-	JEQ       kept3226
+	JEQ       kept3879
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -5331,80 +7194,131 @@ next3224:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3226:
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (BX)(R10*1)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z13
-	VMOVUPS     64(DX)(CX*4), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z14, Z13, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z14, Z13, Z16
-	VPMOVZXBW   (BX)(CX*1), Z13
-	VPSLLW      $0x08, Z13, Z13
-	VPSRAW      $0x0f, Z13, Z14
-	VPADDW      (SI)(CX*2), Z14, Z14
-	VPSLLD      $0x10, Z14, Z17
-	VPTERNLOGD  $0xf4, Z1, Z13, Z17
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z14, Z1, Z13
-	VMULPS      Z10, Z15, Z15
-	VFMADD231PS Z11, Z17, Z15
-	VMULPS      Z10, Z16, Z16
-	VFMADD231PS Z11, Z13, Z16
-	VMOVDQU32   (DI)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z14
-	VPANDD      Z1, Z18, Z18
-	VMULPS      Z14, Z5, Z14
-	VFMADD231PS Z6, Z15, Z14
-	VMULPS      Z18, Z5, Z18
-	VFMADD231PS Z6, Z16, Z18
-	VPADDD      Z0, Z14, Z19
-	VPADDD      Z0, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z1, Z19
-	VMOVDQU32   Z19, (DI)(CX*2)
-	VMULPS      Z8, Z15, Z15
-	VFMADD231PS Z7, Z14, Z15
-	VFMADD231PS Z12, Z17, Z17
-	VFMADD231PS Z9, Z15, Z17
-	VMULPS      Z8, Z16, Z16
-	VFMADD231PS Z7, Z18, Z16
-	VFMADD231PS Z12, Z13, Z13
-	VFMADD231PS Z9, Z16, Z13
-	VPMULLD     Z4, Z4, Z14
-	VPSRLD      $0x18, Z14, Z14
-	VPADDD      Z2, Z4, Z15
-	VPMULLD     Z15, Z15, Z15
-	VPSRLD      $0x18, Z15, Z15
-	VPADDD      Z17, Z14, Z14
-	VPADDD      Z13, Z15, Z15
-	VPADDD      Z3, Z4, Z4
-	VPADDD      Z0, Z14, Z13
-	VPADDD      Z0, Z15, Z16
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z16, Z1, Z13
-	VMOVDQU32   Z13, (SI)(CX*2)
-	VPSLLD      $0x10, Z15, Z13
-	VPTERNLOGD  $0xf4, Z1, Z14, Z13
-	VPSRLW      $0x08, Z13, Z13
-	VPMOVWB     Z13, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept3879:
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (BX)(R10*1)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z13
+	VMOVUPS       64(DX)(CX*4), Z14
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z14, Z13, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z14, Z13, Z16
+	VPMOVZXBW     (BX)(CX*1), Z13
+	VPSLLW        $0x08, Z13, Z13
+	VPSRAW        $0x0f, Z13, Z14
+	VPADDW        (SI)(CX*2), Z14, Z14
+	VPSLLD        $0x10, Z14, Z17
+	VPTERNLOGD    $0xf4, Z1, Z13, Z17
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z14, Z1, Z13
+	VMULPS        Z10, Z15, Z15
+	VFMADD231PS   Z11, Z17, Z15
+	VMULPS        Z10, Z16, Z16
+	VFMADD231PS   Z11, Z13, Z16
+	VMOVDQU32     (DI)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z14
+	VPANDD        Z1, Z18, Z18
+	VMULPS        Z14, Z5, Z14
+	VFMADD231PS   Z6, Z15, Z14
+	VMULPS        Z18, Z5, Z18
+	VFMADD231PS   Z6, Z16, Z18
+	VPADDD        Z0, Z14, Z19
+	VPADDD        Z0, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z1, Z19
+	VMOVDQU32     Z19, (DI)(CX*2)
+	VMULPS        Z8, Z15, Z15
+	VFMADD231PS   Z7, Z14, Z15
+	VFMADD231PS   Z12, Z17, Z17
+	VFMADD231PS   Z9, Z15, Z17
+	VMULPS        Z8, Z16, Z16
+	VFMADD231PS   Z7, Z18, Z16
+	VFMADD231PS   Z12, Z13, Z13
+	VFMADD231PS   Z9, Z16, Z13
+	VPMULLD       Z4, Z4, Z14
+	VPSRLD        $0x18, Z14, Z14
+	VPADDD        Z2, Z4, Z15
+	VPMULLD       Z15, Z15, Z15
+	VPSRLD        $0x18, Z15, Z15
+	VPADDD        Z17, Z14, Z14
+	VPADDD        Z13, Z15, Z15
+	VPADDD        Z3, Z4, Z4
+	VPADDD        Z0, Z14, Z13
+	VPADDD        Z0, Z15, Z16
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z16, Z1, Z13
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3880
+	VPSUBW        (SI)(CX*2), Y13, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z13, Y16
+	VPSUBW        32(SI)(CX*2), Y16, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check3225:
+noted3880:
+	VMOVDQU32  Z13, (SI)(CX*2)
+	VPSLLD     $0x10, Z15, Z13
+	VPTERNLOGD $0xf4, Z1, Z14, Z13
+	VPSRLW     $0x08, Z13, Z13
+	VPMOVWB    Z13, (BX)(CX*1)
+	ADDQ       $0x00000020, CX
+	ADDQ       $0x00000020, R10
+
+check3878:
 	CMPQ CX, R9
-	JB   next3224
+	JB   next3877
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3224
+	JB   next3877
 
-done3217:
-updated3200:
+done3868:
+updated3848:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -5429,15 +7343,15 @@ TEXT ·trafficSplit241xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp163228
-	JA     fp323229
+	JE     fp163882
+	JA     fp323883
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check3232
+	JMP    check3886
 
-next3231:
+next3885:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -5452,23 +7366,23 @@ next3231:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check3232:
+check3886:
 	CMPQ DX, R8
-	JB   next3231
+	JB   next3885
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next3231
-	JMP  done3230
+	JB   next3885
+	JMP  done3884
 
-fp163228:
+fp163882:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check3234
+	JMP  check3888
 
-next3233:
+next3887:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -5483,23 +7397,23 @@ next3233:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check3234:
+check3888:
 	CMPQ DX, R8
-	JB   next3233
+	JB   next3887
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next3233
-	JMP  done3230
+	JB   next3887
+	JMP  done3884
 
-fp323229:
+fp323883:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check3236
+	JMP  check3890
 
-next3235:
+next3889:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -5514,15 +7428,15 @@ next3235:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check3236:
+check3890:
 	CMPQ DX, R8
-	JB   next3235
+	JB   next3889
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next3235
+	JB   next3889
 
-done3230:
+done3884:
 	VZEROUPPER
 	RET
 
@@ -5548,15 +7462,15 @@ TEXT ·trafficSplit242xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp163238
-	JA     fp323239
+	JE     fp163892
+	JA     fp323893
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check3242
+	JMP    check3896
 
-next3241:
+next3895:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -5574,23 +7488,23 @@ next3241:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check3242:
+check3896:
 	CMPQ DX, R9
-	JB   next3241
+	JB   next3895
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3241
-	JMP  done3240
+	JB   next3895
+	JMP  done3894
 
-fp163238:
+fp163892:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check3244
+	JMP  check3898
 
-next3243:
+next3897:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -5608,23 +7522,23 @@ next3243:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check3244:
+check3898:
 	CMPQ DX, R9
-	JB   next3243
+	JB   next3897
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3243
-	JMP  done3240
+	JB   next3897
+	JMP  done3894
 
-fp323239:
+fp323893:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check3246
+	JMP  check3900
 
-next3245:
+next3899:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -5642,15 +7556,15 @@ next3245:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check3246:
+check3900:
 	CMPQ DX, R9
-	JB   next3245
+	JB   next3899
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3245
+	JB   next3899
 
-done3240:
+done3894:
 	VZEROUPPER
 	RET
 
@@ -5732,12 +7646,12 @@ TEXT ·adamSplit24INT8AVX512(SB), $5472-8
 	MOVQ         a+0(FP), AX
 	MOVQ         24(AX), AX
 	CMPQ         CX, $0x01
-	JE           fp163248
-	JA           fp323249
+	JE           fp163902
+	JA           fp323903
 
-block3251:
+block3905:
 	TESTQ   R10, R10
-	JEQ     kept3254
+	JEQ     kept3908
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -5746,7 +7660,7 @@ block3251:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept3254:
+kept3908:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -5766,9 +7680,9 @@ kept3254:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile3252:
+tile3906:
 	TESTQ     R10, R10
-	JEQ       kept3255
+	JEQ       kept3909
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -5784,272 +7698,374 @@ tile3252:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept3255:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R8)(CX*1)
-	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (BX)(CX*1)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBW   (R9)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z7, Z18, Z18
-	VPMOVSXBW   (R8)(AX*1), Z21
-	VPSLLD      $0x13, Z21, Z20
-	VPSLLD      $0x03, Z21, Z21
-	VPANDD      Z3, Z17, Z22
-	VPADDD      Z10, Z22, Z22
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z22, Z19, Z19
-	VSUBPS      Z22, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VPANDD      Z3, Z18, Z22
-	VPADDD      Z10, Z22, Z22
-	VPANDD      Z9, Z21, Z20
-	VPADDD      Z22, Z20, Z20
-	VSUBPS      Z22, Z20, Z20
-	VPTERNLOGD  $0xf8, Z5, Z21, Z20
-	VMOVDQU32   (DI)(AX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z7, Z22, Z22
-	VPMOVZXBW   (BX)(AX*1), Z23
-	VPSLLW      $0x08, Z23, Z23
-	VPSRAW      $0x0f, Z23, Z24
-	VPADDW      (SI)(AX*2), Z24, Z24
-	VPSLLD      $0x10, Z24, Z25
-	VPTERNLOGD  $0xf4, Z7, Z23, Z25
-	VPSRLD      $0x10, Z23, Z23
-	VPTERNLOGD  $0xf8, Z24, Z7, Z23
-	VMULPS      4096(DX), Z21, Z21
-	VFMADD231PS 4160(DX), Z25, Z21
-	VMULPS      4096(DX), Z22, Z22
-	VFMADD231PS 4160(DX), Z23, Z22
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z21, Z19
-	VMULPS      Z20, Z11, Z20
-	VFMADD231PS Z12, Z22, Z20
-	VMULPS      Z21, Z21, Z21
-	VMULPS      Z22, Z22, Z22
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z21, Z17
-	VMULPS      Z18, Z13, Z18
-	VFMADD231PS Z14, Z22, Z18
-	VMOVUPS     Z19, (DX)(R11*4)
-	VMOVUPS     Z20, 64(DX)(R11*4)
-	VSQRTPS     Z17, Z17
-	VSQRTPS     Z18, Z18
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2048(DX)(R12*4), Z4, Z21
-	VPSRLD      5104(DX), Z0, Z22
-	VPADDD      Z22, Z21, Z21
-	VPANDND     Z3, Z21, Z24
-	VPANDND     (DX)(R12*4), Z5, Z22
-	VFMADD213PS pattern3e000000<>+0(SB), Z24, Z22
-	VMOVDQA32   Z0, Z24
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z24
-	VPADDD      Z24, Z22, Z22
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R12*4), Z4, Z24
-	VPSRLD      5104(DX), Z0, Z26
-	VPADDD      Z26, Z24, Z24
-	VPANDND     Z3, Z24, Z27
-	VPANDND     64(DX)(R12*4), Z5, Z26
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z26
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
-	VPADDD      Z27, Z26, Z26
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z21, Z21
-	VPSRLD      5088(DX), Z24, Z24
-	VPTERNLOGD  $0xf8, Z24, Z7, Z21
-	VPSUBW      4992(DX), Z21, Z21
-	VPSRLD      $0x13, Z22, Z22
-	VPSRLD      $0x03, Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z7, Z22
-	VPSRLD      $0x10, (DX)(R12*4), Z24
-	VPTERNLOGD  $0xf8, 64(DX)(R12*4), Z7, Z24
-	VMOVUPS     Z17, 2048(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VMOVUPS     Z18, 2112(DX)(R11*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z25, Z25
-	VFMADD231PS 4672(DX), Z19, Z25
-	VFMADD213PS 4544(DX), Z15, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z23, Z23
-	VFMADD231PS 4672(DX), Z20, Z23
-	VPMULLD     Z16, Z16, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z25, Z17, Z17
-	VPADDD      Z23, Z18, Z18
-	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
-	VPADDD      Z6, Z17, Z19
-	VPADDD      Z6, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z7, Z19
-	VMOVDQU32   Z19, (SI)(AX*2)
-	VPSLLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf4, Z7, Z17, Z18
-	VPSRLW      $0x08, Z18, Z18
-	VPMOVWB     Z18, (BX)(AX*1)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (BX)(CX*1)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBW   (R9)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z7, Z18, Z18
-	VPMOVSXBW   (R8)(AX*1), Z23
-	VPSLLD      $0x13, Z23, Z20
-	VPSLLD      $0x03, Z23, Z23
-	VPANDD      Z3, Z17, Z25
-	VPADDD      Z10, Z25, Z25
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z25, Z19, Z19
-	VSUBPS      Z25, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VPANDD      Z3, Z18, Z25
-	VPADDD      Z10, Z25, Z25
-	VPANDD      Z9, Z23, Z20
-	VPADDD      Z25, Z20, Z20
-	VSUBPS      Z25, Z20, Z20
-	VPTERNLOGD  $0xf8, Z5, Z23, Z20
-	VMOVDQU32   (DI)(AX*2), Z25
-	VPSLLD      $0x10, Z25, Z23
-	VPANDD      Z7, Z25, Z25
-	VPMOVZXBW   (BX)(AX*1), Z26
-	VPSLLW      $0x08, Z26, Z26
-	VPSRAW      $0x0f, Z26, Z27
-	VPADDW      (SI)(AX*2), Z27, Z27
-	VPSLLD      $0x10, Z27, Z28
-	VPTERNLOGD  $0xf4, Z7, Z26, Z28
-	VPSRLD      $0x10, Z26, Z26
-	VPTERNLOGD  $0xf8, Z27, Z7, Z26
-	VMULPS      4096(DX), Z23, Z23
-	VFMADD231PS 4160(DX), Z28, Z23
-	VMULPS      4096(DX), Z25, Z25
-	VFMADD231PS 4160(DX), Z26, Z25
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z23, Z19
-	VMULPS      Z20, Z11, Z20
-	VFMADD231PS Z12, Z25, Z20
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z25, Z25, Z25
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z23, Z17
-	VMULPS      Z18, Z13, Z18
-	VFMADD231PS Z14, Z25, Z18
-	VMOVUPS     Z19, 128(DX)(R11*4)
-	VMOVUPS     Z20, 192(DX)(R11*4)
-	VSQRTPS     Z17, Z17
-	VSQRTPS     Z18, Z18
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2176(DX)(R12*4), Z4, Z23
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z23, Z23
-	VPANDND     Z3, Z23, Z27
-	VPANDND     128(DX)(R12*4), Z5, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z25
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
-	VPADDD      Z27, Z25, Z25
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R12*4), Z4, Z27
-	VPSRLD      5104(DX), Z0, Z29
-	VPADDD      Z29, Z27, Z27
-	VPANDND     Z3, Z27, Z30
-	VPANDND     192(DX)(R12*4), Z5, Z29
-	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z29
-	VMOVDQA32   Z0, Z30
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z30
-	VPADDD      Z30, Z29, Z29
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z23, Z23
-	VPSRLD      5088(DX), Z27, Z27
-	VPTERNLOGD  $0xf8, Z27, Z7, Z23
-	VPSUBW      4992(DX), Z23, Z23
-	VPSRLD      $0x13, Z25, Z25
-	VPSRLD      $0x03, Z29, Z29
-	VPTERNLOGD  $0xf8, Z29, Z7, Z25
-	VPSRLD      $0x10, 128(DX)(R12*4), Z27
-	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z27
-	VPACKSSWB   Z25, Z22, Z25
-	VPACKSSWB   Z27, Z24, Z27
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z27, Z25
-	VMOVUPS     inOrder<>+0(SB), Z22
-	VPACKUSWB   Z23, Z21, Z23
-	VPERMQ      Z23, Z22, Z23
-	VPERMQ      Z25, Z22, Z25
-	MOVQ        5136(DX), R12
-	VMOVDQU32   Z23, -32(R12)(AX*1)
-	MOVQ        5128(DX), R12
-	VMOVDQU32   Z25, -32(R12)(AX*1)
-	VMOVUPS     Z17, 2176(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VMOVUPS     Z18, 2240(DX)(R11*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z28, Z28
-	VFMADD231PS 4672(DX), Z19, Z28
-	VFMADD213PS 4544(DX), Z15, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z26, Z26
-	VFMADD231PS 4672(DX), Z20, Z26
-	VPMULLD     Z16, Z16, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z28, Z17, Z17
-	VPADDD      Z26, Z18, Z18
-	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
-	VPADDD      Z6, Z17, Z19
-	VPADDD      Z6, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z7, Z19
-	VMOVDQU32   Z19, (SI)(AX*2)
-	VPSLLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf4, Z7, Z17, Z18
-	VPSRLW      $0x08, Z18, Z18
-	VPMOVWB     Z18, (BX)(AX*1)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	TESTQ       $0x000000ff, AX
-	JNE         tile3252
-	CMPL        5120(DX), $0x00
-	JEQ         done3257
-	SUBQ        $0x00000100, AX
+kept3909:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R11
+	MOVQ          8(R11), R11
+	CMPQ          AX, R11
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R8)(CX*1)
+	PREFETCHT0    (R9)(CX*1)
+	MOVQ          AX, R11
+	ANDQ          $0x000001ff, R11
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (BX)(CX*1)
+	PREFETCHT0    (DI)(CX*2)
+	VPMOVZXBW     (R9)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z7, Z18, Z18
+	VPMOVSXBW     (R8)(AX*1), Z21
+	VPSLLD        $0x13, Z21, Z20
+	VPSLLD        $0x03, Z21, Z21
+	VPANDD        Z3, Z17, Z22
+	VPADDD        Z10, Z22, Z22
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z22, Z19, Z19
+	VSUBPS        Z22, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VPANDD        Z3, Z18, Z22
+	VPADDD        Z10, Z22, Z22
+	VPANDD        Z9, Z21, Z20
+	VPADDD        Z22, Z20, Z20
+	VSUBPS        Z22, Z20, Z20
+	VPTERNLOGD    $0xf8, Z5, Z21, Z20
+	VMOVDQU32     (DI)(AX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z7, Z22, Z22
+	VPMOVZXBW     (BX)(AX*1), Z23
+	VPSLLW        $0x08, Z23, Z23
+	VPSRAW        $0x0f, Z23, Z24
+	VPADDW        (SI)(AX*2), Z24, Z24
+	VPSLLD        $0x10, Z24, Z25
+	VPTERNLOGD    $0xf4, Z7, Z23, Z25
+	VPSRLD        $0x10, Z23, Z23
+	VPTERNLOGD    $0xf8, Z24, Z7, Z23
+	VMULPS        4096(DX), Z21, Z21
+	VFMADD231PS   4160(DX), Z25, Z21
+	VMULPS        4096(DX), Z22, Z22
+	VFMADD231PS   4160(DX), Z23, Z22
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z21, Z19
+	VMULPS        Z20, Z11, Z20
+	VFMADD231PS   Z12, Z22, Z20
+	VMULPS        Z21, Z21, Z21
+	VMULPS        Z22, Z22, Z22
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z21, Z17
+	VMULPS        Z18, Z13, Z18
+	VFMADD231PS   Z14, Z22, Z18
+	VMOVUPS       Z19, (DX)(R11*4)
+	VMOVUPS       Z20, 64(DX)(R11*4)
+	VSQRTPS       Z17, Z17
+	VSQRTPS       Z18, Z18
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2048(DX)(R12*4), Z4, Z21
+	VPSRLD        5104(DX), Z0, Z22
+	VPADDD        Z22, Z21, Z21
+	VPANDND       Z3, Z21, Z24
+	VPANDND       (DX)(R12*4), Z5, Z22
+	VFMADD213PS   pattern3e000000<>+0(SB), Z24, Z22
+	VMOVDQA32     Z0, Z24
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z24
+	VPADDD        Z24, Z22, Z22
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R12*4), Z4, Z24
+	VPSRLD        5104(DX), Z0, Z26
+	VPADDD        Z26, Z24, Z24
+	VPANDND       Z3, Z24, Z27
+	VPANDND       64(DX)(R12*4), Z5, Z26
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD        Z27, Z26, Z26
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z21, Z21
+	VPSRLD        5088(DX), Z24, Z24
+	VPTERNLOGD    $0xf8, Z24, Z7, Z21
+	VPSUBW        4992(DX), Z21, Z21
+	VPSRLD        $0x13, Z22, Z22
+	VPSRLD        $0x03, Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z7, Z22
+	VPSRLD        $0x10, (DX)(R12*4), Z24
+	VPTERNLOGD    $0xf8, 64(DX)(R12*4), Z7, Z24
+	VMOVUPS       Z17, 2048(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VMOVUPS       Z18, 2112(DX)(R11*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z25, Z25
+	VFMADD231PS   4672(DX), Z19, Z25
+	VFMADD213PS   4544(DX), Z15, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z23, Z23
+	VFMADD231PS   4672(DX), Z20, Z23
+	VPMULLD       Z16, Z16, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z25, Z17, Z17
+	VPADDD        Z23, Z18, Z18
+	VPADDD        patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD        Z6, Z17, Z19
+	VPADDD        Z6, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z7, Z19
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3910
+	VPSUBW        (SI)(AX*2), Y19, Y20
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z19, Y20
+	VPSUBW        32(SI)(AX*2), Y20, Y20
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-next3256:
+noted3910:
+	VMOVDQU32     Z19, (SI)(AX*2)
+	VPSLLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf4, Z7, Z17, Z18
+	VPSRLW        $0x08, Z18, Z18
+	VPMOVWB       Z18, (BX)(AX*1)
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (BX)(CX*1)
+	PREFETCHT0    (DI)(CX*2)
+	VPMOVZXBW     (R9)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z7, Z18, Z18
+	VPMOVSXBW     (R8)(AX*1), Z23
+	VPSLLD        $0x13, Z23, Z20
+	VPSLLD        $0x03, Z23, Z23
+	VPANDD        Z3, Z17, Z25
+	VPADDD        Z10, Z25, Z25
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z25, Z19, Z19
+	VSUBPS        Z25, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VPANDD        Z3, Z18, Z25
+	VPADDD        Z10, Z25, Z25
+	VPANDD        Z9, Z23, Z20
+	VPADDD        Z25, Z20, Z20
+	VSUBPS        Z25, Z20, Z20
+	VPTERNLOGD    $0xf8, Z5, Z23, Z20
+	VMOVDQU32     (DI)(AX*2), Z25
+	VPSLLD        $0x10, Z25, Z23
+	VPANDD        Z7, Z25, Z25
+	VPMOVZXBW     (BX)(AX*1), Z26
+	VPSLLW        $0x08, Z26, Z26
+	VPSRAW        $0x0f, Z26, Z27
+	VPADDW        (SI)(AX*2), Z27, Z27
+	VPSLLD        $0x10, Z27, Z28
+	VPTERNLOGD    $0xf4, Z7, Z26, Z28
+	VPSRLD        $0x10, Z26, Z26
+	VPTERNLOGD    $0xf8, Z27, Z7, Z26
+	VMULPS        4096(DX), Z23, Z23
+	VFMADD231PS   4160(DX), Z28, Z23
+	VMULPS        4096(DX), Z25, Z25
+	VFMADD231PS   4160(DX), Z26, Z25
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z23, Z19
+	VMULPS        Z20, Z11, Z20
+	VFMADD231PS   Z12, Z25, Z20
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z25, Z25, Z25
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z23, Z17
+	VMULPS        Z18, Z13, Z18
+	VFMADD231PS   Z14, Z25, Z18
+	VMOVUPS       Z19, 128(DX)(R11*4)
+	VMOVUPS       Z20, 192(DX)(R11*4)
+	VSQRTPS       Z17, Z17
+	VSQRTPS       Z18, Z18
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2176(DX)(R12*4), Z4, Z23
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z23, Z23
+	VPANDND       Z3, Z23, Z27
+	VPANDND       128(DX)(R12*4), Z5, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z25
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD        Z27, Z25, Z25
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R12*4), Z4, Z27
+	VPSRLD        5104(DX), Z0, Z29
+	VPADDD        Z29, Z27, Z27
+	VPANDND       Z3, Z27, Z30
+	VPANDND       192(DX)(R12*4), Z5, Z29
+	VFMADD213PS   pattern3e000000<>+0(SB), Z30, Z29
+	VMOVDQA32     Z0, Z30
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z30
+	VPADDD        Z30, Z29, Z29
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z23, Z23
+	VPSRLD        5088(DX), Z27, Z27
+	VPTERNLOGD    $0xf8, Z27, Z7, Z23
+	VPSUBW        4992(DX), Z23, Z23
+	VPSRLD        $0x13, Z25, Z25
+	VPSRLD        $0x03, Z29, Z29
+	VPTERNLOGD    $0xf8, Z29, Z7, Z25
+	VPSRLD        $0x10, 128(DX)(R12*4), Z27
+	VPTERNLOGD    $0xf8, 192(DX)(R12*4), Z7, Z27
+	VPACKSSWB     Z25, Z22, Z25
+	VPACKSSWB     Z27, Z24, Z27
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z27, Z25
+	VMOVUPS       inOrder<>+0(SB), Z22
+	VPACKUSWB     Z23, Z21, Z23
+	VPERMQ        Z23, Z22, Z23
+	VPERMQ        Z25, Z22, Z25
+	MOVQ          5136(DX), R12
+	VMOVDQU32     Z23, -32(R12)(AX*1)
+	MOVQ          5128(DX), R12
+	VMOVDQU32     Z25, -32(R12)(AX*1)
+	VMOVUPS       Z17, 2176(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VMOVUPS       Z18, 2240(DX)(R11*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z28, Z28
+	VFMADD231PS   4672(DX), Z19, Z28
+	VFMADD213PS   4544(DX), Z15, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z26, Z26
+	VFMADD231PS   4672(DX), Z20, Z26
+	VPMULLD       Z16, Z16, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z28, Z17, Z17
+	VPADDD        Z26, Z18, Z18
+	VPADDD        patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD        Z6, Z17, Z19
+	VPADDD        Z6, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z7, Z19
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3911
+	VPSUBW        (SI)(AX*2), Y19, Y20
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z19, Y20
+	VPSUBW        32(SI)(AX*2), Y20, Y20
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+
+noted3911:
+	VMOVDQU32  Z19, (SI)(AX*2)
+	VPSLLD     $0x10, Z18, Z18
+	VPTERNLOGD $0xf4, Z7, Z17, Z18
+	VPSRLW     $0x08, Z18, Z18
+	VPMOVWB    Z18, (BX)(AX*1)
+	ADDQ       $0x20, AX
+	ADDQ       $0x20, CX
+	TESTQ      $0x000000ff, AX
+	JNE        tile3906
+	CMPL       5120(DX), $0x00
+	JEQ        done3913
+	SUBQ       $0x00000100, AX
+
+next3912:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6068,9 +8084,9 @@ next3256:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3256
+	JNE        next3912
 
-done3257:
+done3913:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -6095,11 +8111,11 @@ done3257:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual3258
+	JEQ           unusual3914
 	CMPL          R13, $0x5f000000
-	JBE           usual3259
+	JBE           usual3915
 
-unusual3258:
+unusual3914:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -6108,7 +8124,7 @@ unusual3258:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next3260:
+next3916:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -6117,7 +8133,7 @@ next3260:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next3260
+	JB            next3916
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -6139,7 +8155,7 @@ next3260:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual3259:
+usual3915:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -6249,13 +8265,13 @@ usual3259:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block3251
-	JMP          done3250
+	JB           block3905
+	JMP          done3904
 
-fp163248:
-block3261:
+fp163902:
+block3917:
 	TESTQ   R10, R10
-	JEQ     kept3264
+	JEQ     kept3920
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -6264,7 +8280,7 @@ block3261:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept3264:
+kept3920:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -6284,9 +8300,9 @@ kept3264:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile3262:
+tile3918:
 	TESTQ     R10, R10
-	JEQ       kept3265
+	JEQ       kept3921
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -6302,278 +8318,380 @@ tile3262:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept3265:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R8)(CX*1)
-	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (BX)(CX*1)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBW   (R9)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z7, Z18, Z18
-	VPMOVSXBW   (R8)(AX*1), Z21
-	VPSLLD      $0x13, Z21, Z20
-	VPSLLD      $0x03, Z21, Z21
-	VPANDD      Z3, Z17, Z22
-	VPADDD      Z10, Z22, Z22
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z22, Z19, Z19
-	VSUBPS      Z22, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VPANDD      Z3, Z18, Z22
-	VPADDD      Z10, Z22, Z22
-	VPANDD      Z9, Z21, Z20
-	VPADDD      Z22, Z20, Z20
-	VSUBPS      Z22, Z20, Z20
-	VPTERNLOGD  $0xf8, Z5, Z21, Z20
-	VCVTPH2PS   (DI)(AX*2), Z21
-	VCVTPH2PS   32(DI)(AX*2), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z21, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z21, Z24
-	VPMOVZXBW   (BX)(AX*1), Z21
-	VPSLLW      $0x08, Z21, Z21
-	VPSRAW      $0x0f, Z21, Z22
-	VPADDW      (SI)(AX*2), Z22, Z22
-	VPSLLD      $0x10, Z22, Z25
-	VPTERNLOGD  $0xf4, Z7, Z21, Z25
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z7, Z21
-	VMULPS      4096(DX), Z23, Z23
-	VFMADD231PS 4160(DX), Z25, Z23
-	VMULPS      4096(DX), Z24, Z24
-	VFMADD231PS 4160(DX), Z21, Z24
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z23, Z19
-	VMULPS      Z20, Z11, Z20
-	VFMADD231PS Z12, Z24, Z20
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z24, Z24, Z24
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z23, Z17
-	VMULPS      Z18, Z13, Z18
-	VFMADD231PS Z14, Z24, Z18
-	VMOVUPS     Z19, (DX)(R11*4)
-	VMOVUPS     Z20, 64(DX)(R11*4)
-	VSQRTPS     Z17, Z17
-	VSQRTPS     Z18, Z18
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2048(DX)(R12*4), Z4, Z22
-	VPSRLD      5104(DX), Z0, Z23
-	VPADDD      Z23, Z22, Z22
-	VPANDND     Z3, Z22, Z24
-	VPANDND     (DX)(R12*4), Z5, Z23
-	VFMADD213PS pattern3e000000<>+0(SB), Z24, Z23
-	VMOVDQA32   Z0, Z24
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z24
-	VPADDD      Z24, Z23, Z23
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R12*4), Z4, Z24
-	VPSRLD      5104(DX), Z0, Z26
-	VPADDD      Z26, Z24, Z24
-	VPANDND     Z3, Z24, Z27
-	VPANDND     64(DX)(R12*4), Z5, Z26
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z26
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
-	VPADDD      Z27, Z26, Z26
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z22, Z22
-	VPSRLD      5088(DX), Z24, Z24
-	VPTERNLOGD  $0xf8, Z24, Z7, Z22
-	VPSUBW      4992(DX), Z22, Z22
-	VPSRLD      $0x13, Z23, Z23
-	VPSRLD      $0x03, Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z7, Z23
-	VPSRLD      $0x10, (DX)(R12*4), Z24
-	VPTERNLOGD  $0xf8, 64(DX)(R12*4), Z7, Z24
-	VMOVUPS     Z17, 2048(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VMOVUPS     Z18, 2112(DX)(R11*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z25, Z25
-	VFMADD231PS 4672(DX), Z19, Z25
-	VFMADD213PS 4544(DX), Z15, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z21, Z21
-	VFMADD231PS 4672(DX), Z20, Z21
-	VPMULLD     Z16, Z16, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z25, Z17, Z17
-	VPADDD      Z21, Z18, Z18
-	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
-	VPADDD      Z6, Z17, Z19
-	VPADDD      Z6, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z7, Z19
-	VMOVDQU32   Z19, (SI)(AX*2)
-	VPSLLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf4, Z7, Z17, Z18
-	VPSRLW      $0x08, Z18, Z18
-	VPMOVWB     Z18, (BX)(AX*1)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (BX)(CX*1)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBW   (R9)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z7, Z18, Z18
-	VPMOVSXBW   (R8)(AX*1), Z21
-	VPSLLD      $0x13, Z21, Z20
-	VPSLLD      $0x03, Z21, Z21
-	VPANDD      Z3, Z17, Z25
-	VPADDD      Z10, Z25, Z25
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z25, Z19, Z19
-	VSUBPS      Z25, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VPANDD      Z3, Z18, Z25
-	VPADDD      Z10, Z25, Z25
-	VPANDD      Z9, Z21, Z20
-	VPADDD      Z25, Z20, Z20
-	VSUBPS      Z25, Z20, Z20
-	VPTERNLOGD  $0xf8, Z5, Z21, Z20
-	VCVTPH2PS   (DI)(AX*2), Z21
-	VCVTPH2PS   32(DI)(AX*2), Z25
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
-	VPERMI2PS   Z25, Z21, Z26
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
-	VPERMI2PS   Z25, Z21, Z27
-	VPMOVZXBW   (BX)(AX*1), Z21
-	VPSLLW      $0x08, Z21, Z21
-	VPSRAW      $0x0f, Z21, Z25
-	VPADDW      (SI)(AX*2), Z25, Z25
-	VPSLLD      $0x10, Z25, Z28
-	VPTERNLOGD  $0xf4, Z7, Z21, Z28
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z25, Z7, Z21
-	VMULPS      4096(DX), Z26, Z26
-	VFMADD231PS 4160(DX), Z28, Z26
-	VMULPS      4096(DX), Z27, Z27
-	VFMADD231PS 4160(DX), Z21, Z27
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z26, Z19
-	VMULPS      Z20, Z11, Z20
-	VFMADD231PS Z12, Z27, Z20
-	VMULPS      Z26, Z26, Z26
-	VMULPS      Z27, Z27, Z27
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z26, Z17
-	VMULPS      Z18, Z13, Z18
-	VFMADD231PS Z14, Z27, Z18
-	VMOVUPS     Z19, 128(DX)(R11*4)
-	VMOVUPS     Z20, 192(DX)(R11*4)
-	VSQRTPS     Z17, Z17
-	VSQRTPS     Z18, Z18
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2176(DX)(R12*4), Z4, Z25
-	VPSRLD      5104(DX), Z0, Z26
-	VPADDD      Z26, Z25, Z25
-	VPANDND     Z3, Z25, Z27
-	VPANDND     128(DX)(R12*4), Z5, Z26
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z26
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
-	VPADDD      Z27, Z26, Z26
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R12*4), Z4, Z27
-	VPSRLD      5104(DX), Z0, Z29
-	VPADDD      Z29, Z27, Z27
-	VPANDND     Z3, Z27, Z30
-	VPANDND     192(DX)(R12*4), Z5, Z29
-	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z29
-	VMOVDQA32   Z0, Z30
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z30
-	VPADDD      Z30, Z29, Z29
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z25, Z25
-	VPSRLD      5088(DX), Z27, Z27
-	VPTERNLOGD  $0xf8, Z27, Z7, Z25
-	VPSUBW      4992(DX), Z25, Z25
-	VPSRLD      $0x13, Z26, Z26
-	VPSRLD      $0x03, Z29, Z29
-	VPTERNLOGD  $0xf8, Z29, Z7, Z26
-	VPSRLD      $0x10, 128(DX)(R12*4), Z27
-	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z27
-	VPACKSSWB   Z26, Z23, Z26
-	VPACKSSWB   Z27, Z24, Z27
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z27, Z26
-	VMOVUPS     inOrder<>+0(SB), Z23
-	VPACKUSWB   Z25, Z22, Z25
-	VPERMQ      Z25, Z23, Z25
-	VPERMQ      Z26, Z23, Z26
-	MOVQ        5136(DX), R12
-	VMOVDQU32   Z25, -32(R12)(AX*1)
-	MOVQ        5128(DX), R12
-	VMOVDQU32   Z26, -32(R12)(AX*1)
-	VMOVUPS     Z17, 2176(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VMOVUPS     Z18, 2240(DX)(R11*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z28, Z28
-	VFMADD231PS 4672(DX), Z19, Z28
-	VFMADD213PS 4544(DX), Z15, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z21, Z21
-	VFMADD231PS 4672(DX), Z20, Z21
-	VPMULLD     Z16, Z16, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z28, Z17, Z17
-	VPADDD      Z21, Z18, Z18
-	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
-	VPADDD      Z6, Z17, Z19
-	VPADDD      Z6, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z7, Z19
-	VMOVDQU32   Z19, (SI)(AX*2)
-	VPSLLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf4, Z7, Z17, Z18
-	VPSRLW      $0x08, Z18, Z18
-	VPMOVWB     Z18, (BX)(AX*1)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	TESTQ       $0x000000ff, AX
-	JNE         tile3262
-	CMPL        5120(DX), $0x00
-	JEQ         done3267
-	SUBQ        $0x00000100, AX
+kept3921:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R11
+	MOVQ          8(R11), R11
+	CMPQ          AX, R11
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R8)(CX*1)
+	PREFETCHT0    (R9)(CX*1)
+	MOVQ          AX, R11
+	ANDQ          $0x000001ff, R11
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (BX)(CX*1)
+	PREFETCHT0    (DI)(CX*2)
+	VPMOVZXBW     (R9)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z7, Z18, Z18
+	VPMOVSXBW     (R8)(AX*1), Z21
+	VPSLLD        $0x13, Z21, Z20
+	VPSLLD        $0x03, Z21, Z21
+	VPANDD        Z3, Z17, Z22
+	VPADDD        Z10, Z22, Z22
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z22, Z19, Z19
+	VSUBPS        Z22, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VPANDD        Z3, Z18, Z22
+	VPADDD        Z10, Z22, Z22
+	VPANDD        Z9, Z21, Z20
+	VPADDD        Z22, Z20, Z20
+	VSUBPS        Z22, Z20, Z20
+	VPTERNLOGD    $0xf8, Z5, Z21, Z20
+	VCVTPH2PS     (DI)(AX*2), Z21
+	VCVTPH2PS     32(DI)(AX*2), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS     Z22, Z21, Z23
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS     Z22, Z21, Z24
+	VPMOVZXBW     (BX)(AX*1), Z21
+	VPSLLW        $0x08, Z21, Z21
+	VPSRAW        $0x0f, Z21, Z22
+	VPADDW        (SI)(AX*2), Z22, Z22
+	VPSLLD        $0x10, Z22, Z25
+	VPTERNLOGD    $0xf4, Z7, Z21, Z25
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z7, Z21
+	VMULPS        4096(DX), Z23, Z23
+	VFMADD231PS   4160(DX), Z25, Z23
+	VMULPS        4096(DX), Z24, Z24
+	VFMADD231PS   4160(DX), Z21, Z24
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z23, Z19
+	VMULPS        Z20, Z11, Z20
+	VFMADD231PS   Z12, Z24, Z20
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z24, Z24, Z24
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z23, Z17
+	VMULPS        Z18, Z13, Z18
+	VFMADD231PS   Z14, Z24, Z18
+	VMOVUPS       Z19, (DX)(R11*4)
+	VMOVUPS       Z20, 64(DX)(R11*4)
+	VSQRTPS       Z17, Z17
+	VSQRTPS       Z18, Z18
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2048(DX)(R12*4), Z4, Z22
+	VPSRLD        5104(DX), Z0, Z23
+	VPADDD        Z23, Z22, Z22
+	VPANDND       Z3, Z22, Z24
+	VPANDND       (DX)(R12*4), Z5, Z23
+	VFMADD213PS   pattern3e000000<>+0(SB), Z24, Z23
+	VMOVDQA32     Z0, Z24
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z24
+	VPADDD        Z24, Z23, Z23
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R12*4), Z4, Z24
+	VPSRLD        5104(DX), Z0, Z26
+	VPADDD        Z26, Z24, Z24
+	VPANDND       Z3, Z24, Z27
+	VPANDND       64(DX)(R12*4), Z5, Z26
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD        Z27, Z26, Z26
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z22, Z22
+	VPSRLD        5088(DX), Z24, Z24
+	VPTERNLOGD    $0xf8, Z24, Z7, Z22
+	VPSUBW        4992(DX), Z22, Z22
+	VPSRLD        $0x13, Z23, Z23
+	VPSRLD        $0x03, Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z7, Z23
+	VPSRLD        $0x10, (DX)(R12*4), Z24
+	VPTERNLOGD    $0xf8, 64(DX)(R12*4), Z7, Z24
+	VMOVUPS       Z17, 2048(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VMOVUPS       Z18, 2112(DX)(R11*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z25, Z25
+	VFMADD231PS   4672(DX), Z19, Z25
+	VFMADD213PS   4544(DX), Z15, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z21, Z21
+	VFMADD231PS   4672(DX), Z20, Z21
+	VPMULLD       Z16, Z16, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z25, Z17, Z17
+	VPADDD        Z21, Z18, Z18
+	VPADDD        patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD        Z6, Z17, Z19
+	VPADDD        Z6, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z7, Z19
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3922
+	VPSUBW        (SI)(AX*2), Y19, Y20
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z19, Y20
+	VPSUBW        32(SI)(AX*2), Y20, Y20
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-next3266:
+noted3922:
+	VMOVDQU32     Z19, (SI)(AX*2)
+	VPSLLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf4, Z7, Z17, Z18
+	VPSRLW        $0x08, Z18, Z18
+	VPMOVWB       Z18, (BX)(AX*1)
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (BX)(CX*1)
+	PREFETCHT0    (DI)(CX*2)
+	VPMOVZXBW     (R9)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z7, Z18, Z18
+	VPMOVSXBW     (R8)(AX*1), Z21
+	VPSLLD        $0x13, Z21, Z20
+	VPSLLD        $0x03, Z21, Z21
+	VPANDD        Z3, Z17, Z25
+	VPADDD        Z10, Z25, Z25
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z25, Z19, Z19
+	VSUBPS        Z25, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VPANDD        Z3, Z18, Z25
+	VPADDD        Z10, Z25, Z25
+	VPANDD        Z9, Z21, Z20
+	VPADDD        Z25, Z20, Z20
+	VSUBPS        Z25, Z20, Z20
+	VPTERNLOGD    $0xf8, Z5, Z21, Z20
+	VCVTPH2PS     (DI)(AX*2), Z21
+	VCVTPH2PS     32(DI)(AX*2), Z25
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
+	VPERMI2PS     Z25, Z21, Z26
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
+	VPERMI2PS     Z25, Z21, Z27
+	VPMOVZXBW     (BX)(AX*1), Z21
+	VPSLLW        $0x08, Z21, Z21
+	VPSRAW        $0x0f, Z21, Z25
+	VPADDW        (SI)(AX*2), Z25, Z25
+	VPSLLD        $0x10, Z25, Z28
+	VPTERNLOGD    $0xf4, Z7, Z21, Z28
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z25, Z7, Z21
+	VMULPS        4096(DX), Z26, Z26
+	VFMADD231PS   4160(DX), Z28, Z26
+	VMULPS        4096(DX), Z27, Z27
+	VFMADD231PS   4160(DX), Z21, Z27
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z26, Z19
+	VMULPS        Z20, Z11, Z20
+	VFMADD231PS   Z12, Z27, Z20
+	VMULPS        Z26, Z26, Z26
+	VMULPS        Z27, Z27, Z27
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z26, Z17
+	VMULPS        Z18, Z13, Z18
+	VFMADD231PS   Z14, Z27, Z18
+	VMOVUPS       Z19, 128(DX)(R11*4)
+	VMOVUPS       Z20, 192(DX)(R11*4)
+	VSQRTPS       Z17, Z17
+	VSQRTPS       Z18, Z18
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2176(DX)(R12*4), Z4, Z25
+	VPSRLD        5104(DX), Z0, Z26
+	VPADDD        Z26, Z25, Z25
+	VPANDND       Z3, Z25, Z27
+	VPANDND       128(DX)(R12*4), Z5, Z26
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD        Z27, Z26, Z26
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R12*4), Z4, Z27
+	VPSRLD        5104(DX), Z0, Z29
+	VPADDD        Z29, Z27, Z27
+	VPANDND       Z3, Z27, Z30
+	VPANDND       192(DX)(R12*4), Z5, Z29
+	VFMADD213PS   pattern3e000000<>+0(SB), Z30, Z29
+	VMOVDQA32     Z0, Z30
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z30
+	VPADDD        Z30, Z29, Z29
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z25, Z25
+	VPSRLD        5088(DX), Z27, Z27
+	VPTERNLOGD    $0xf8, Z27, Z7, Z25
+	VPSUBW        4992(DX), Z25, Z25
+	VPSRLD        $0x13, Z26, Z26
+	VPSRLD        $0x03, Z29, Z29
+	VPTERNLOGD    $0xf8, Z29, Z7, Z26
+	VPSRLD        $0x10, 128(DX)(R12*4), Z27
+	VPTERNLOGD    $0xf8, 192(DX)(R12*4), Z7, Z27
+	VPACKSSWB     Z26, Z23, Z26
+	VPACKSSWB     Z27, Z24, Z27
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z27, Z26
+	VMOVUPS       inOrder<>+0(SB), Z23
+	VPACKUSWB     Z25, Z22, Z25
+	VPERMQ        Z25, Z23, Z25
+	VPERMQ        Z26, Z23, Z26
+	MOVQ          5136(DX), R12
+	VMOVDQU32     Z25, -32(R12)(AX*1)
+	MOVQ          5128(DX), R12
+	VMOVDQU32     Z26, -32(R12)(AX*1)
+	VMOVUPS       Z17, 2176(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VMOVUPS       Z18, 2240(DX)(R11*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z28, Z28
+	VFMADD231PS   4672(DX), Z19, Z28
+	VFMADD213PS   4544(DX), Z15, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z21, Z21
+	VFMADD231PS   4672(DX), Z20, Z21
+	VPMULLD       Z16, Z16, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z28, Z17, Z17
+	VPADDD        Z21, Z18, Z18
+	VPADDD        patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD        Z6, Z17, Z19
+	VPADDD        Z6, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z7, Z19
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3923
+	VPSUBW        (SI)(AX*2), Y19, Y20
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z19, Y20
+	VPSUBW        32(SI)(AX*2), Y20, Y20
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+
+noted3923:
+	VMOVDQU32  Z19, (SI)(AX*2)
+	VPSLLD     $0x10, Z18, Z18
+	VPTERNLOGD $0xf4, Z7, Z17, Z18
+	VPSRLW     $0x08, Z18, Z18
+	VPMOVWB    Z18, (BX)(AX*1)
+	ADDQ       $0x20, AX
+	ADDQ       $0x20, CX
+	TESTQ      $0x000000ff, AX
+	JNE        tile3918
+	CMPL       5120(DX), $0x00
+	JEQ        done3925
+	SUBQ       $0x00000100, AX
+
+next3924:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6592,9 +8710,9 @@ next3266:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3266
+	JNE        next3924
 
-done3267:
+done3925:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -6619,11 +8737,11 @@ done3267:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual3268
+	JEQ           unusual3926
 	CMPL          R13, $0x5f000000
-	JBE           usual3269
+	JBE           usual3927
 
-unusual3268:
+unusual3926:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -6632,7 +8750,7 @@ unusual3268:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next3270:
+next3928:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -6641,7 +8759,7 @@ next3270:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next3270
+	JB            next3928
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -6663,7 +8781,7 @@ next3270:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual3269:
+usual3927:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -6773,13 +8891,13 @@ usual3269:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block3261
-	JMP          done3250
+	JB           block3917
+	JMP          done3904
 
-fp323249:
-block3271:
+fp323903:
+block3929:
 	TESTQ   R10, R10
-	JEQ     kept3274
+	JEQ     kept3932
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -6788,7 +8906,7 @@ block3271:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept3274:
+kept3932:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -6808,9 +8926,9 @@ kept3274:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile3272:
+tile3930:
 	TESTQ     R10, R10
-	JEQ       kept3275
+	JEQ       kept3933
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -6826,280 +8944,382 @@ tile3272:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept3275:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R8)(CX*1)
-	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (BX)(CX*1)
-	PREFETCHT0  (DI)(CX*4)
-	PREFETCHT0  64(DI)(CX*4)
-	VPMOVZXBW   (R9)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z7, Z18, Z18
-	VPMOVSXBW   (R8)(AX*1), Z21
-	VPSLLD      $0x13, Z21, Z20
-	VPSLLD      $0x03, Z21, Z21
-	VPANDD      Z3, Z17, Z22
-	VPADDD      Z10, Z22, Z22
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z22, Z19, Z19
-	VSUBPS      Z22, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VPANDD      Z3, Z18, Z22
-	VPADDD      Z10, Z22, Z22
-	VPANDD      Z9, Z21, Z20
-	VPADDD      Z22, Z20, Z20
-	VSUBPS      Z22, Z20, Z20
-	VPTERNLOGD  $0xf8, Z5, Z21, Z20
-	VMOVUPS     (DI)(AX*4), Z21
-	VMOVUPS     64(DI)(AX*4), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z21, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z21, Z24
-	VPMOVZXBW   (BX)(AX*1), Z21
-	VPSLLW      $0x08, Z21, Z21
-	VPSRAW      $0x0f, Z21, Z22
-	VPADDW      (SI)(AX*2), Z22, Z22
-	VPSLLD      $0x10, Z22, Z25
-	VPTERNLOGD  $0xf4, Z7, Z21, Z25
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z7, Z21
-	VMULPS      4096(DX), Z23, Z23
-	VFMADD231PS 4160(DX), Z25, Z23
-	VMULPS      4096(DX), Z24, Z24
-	VFMADD231PS 4160(DX), Z21, Z24
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z23, Z19
-	VMULPS      Z20, Z11, Z20
-	VFMADD231PS Z12, Z24, Z20
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z24, Z24, Z24
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z23, Z17
-	VMULPS      Z18, Z13, Z18
-	VFMADD231PS Z14, Z24, Z18
-	VMOVUPS     Z19, (DX)(R11*4)
-	VMOVUPS     Z20, 64(DX)(R11*4)
-	VSQRTPS     Z17, Z17
-	VSQRTPS     Z18, Z18
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2048(DX)(R12*4), Z4, Z22
-	VPSRLD      5104(DX), Z0, Z23
-	VPADDD      Z23, Z22, Z22
-	VPANDND     Z3, Z22, Z24
-	VPANDND     (DX)(R12*4), Z5, Z23
-	VFMADD213PS pattern3e000000<>+0(SB), Z24, Z23
-	VMOVDQA32   Z0, Z24
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z24
-	VPADDD      Z24, Z23, Z23
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R12*4), Z4, Z24
-	VPSRLD      5104(DX), Z0, Z26
-	VPADDD      Z26, Z24, Z24
-	VPANDND     Z3, Z24, Z27
-	VPANDND     64(DX)(R12*4), Z5, Z26
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z26
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
-	VPADDD      Z27, Z26, Z26
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z22, Z22
-	VPSRLD      5088(DX), Z24, Z24
-	VPTERNLOGD  $0xf8, Z24, Z7, Z22
-	VPSUBW      4992(DX), Z22, Z22
-	VPSRLD      $0x13, Z23, Z23
-	VPSRLD      $0x03, Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z7, Z23
-	VPSRLD      $0x10, (DX)(R12*4), Z24
-	VPTERNLOGD  $0xf8, 64(DX)(R12*4), Z7, Z24
-	VMOVUPS     Z17, 2048(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VMOVUPS     Z18, 2112(DX)(R11*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z25, Z25
-	VFMADD231PS 4672(DX), Z19, Z25
-	VFMADD213PS 4544(DX), Z15, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z21, Z21
-	VFMADD231PS 4672(DX), Z20, Z21
-	VPMULLD     Z16, Z16, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z25, Z17, Z17
-	VPADDD      Z21, Z18, Z18
-	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
-	VPADDD      Z6, Z17, Z19
-	VPADDD      Z6, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z7, Z19
-	VMOVDQU32   Z19, (SI)(AX*2)
-	VPSLLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf4, Z7, Z17, Z18
-	VPSRLW      $0x08, Z18, Z18
-	VPMOVWB     Z18, (BX)(AX*1)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (BX)(CX*1)
-	PREFETCHT0  (DI)(CX*4)
-	PREFETCHT0  64(DI)(CX*4)
-	VPMOVZXBW   (R9)(AX*1), Z18
-	VPTESTMW    Z18, Z18, K1
-	VPSLLW      5056(DX), Z18, Z18
-	VPADDW.Z    4864(DX), Z18, K1, Z18
-	VPSLLD      $0x10, Z18, Z17
-	VPANDD      Z7, Z18, Z18
-	VPMOVSXBW   (R8)(AX*1), Z21
-	VPSLLD      $0x13, Z21, Z20
-	VPSLLD      $0x03, Z21, Z21
-	VPANDD      Z3, Z17, Z25
-	VPADDD      Z10, Z25, Z25
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z25, Z19, Z19
-	VSUBPS      Z25, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VPANDD      Z3, Z18, Z25
-	VPADDD      Z10, Z25, Z25
-	VPANDD      Z9, Z21, Z20
-	VPADDD      Z25, Z20, Z20
-	VSUBPS      Z25, Z20, Z20
-	VPTERNLOGD  $0xf8, Z5, Z21, Z20
-	VMOVUPS     (DI)(AX*4), Z21
-	VMOVUPS     64(DI)(AX*4), Z25
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
-	VPERMI2PS   Z25, Z21, Z26
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
-	VPERMI2PS   Z25, Z21, Z27
-	VPMOVZXBW   (BX)(AX*1), Z21
-	VPSLLW      $0x08, Z21, Z21
-	VPSRAW      $0x0f, Z21, Z25
-	VPADDW      (SI)(AX*2), Z25, Z25
-	VPSLLD      $0x10, Z25, Z28
-	VPTERNLOGD  $0xf4, Z7, Z21, Z28
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z25, Z7, Z21
-	VMULPS      4096(DX), Z26, Z26
-	VFMADD231PS 4160(DX), Z28, Z26
-	VMULPS      4096(DX), Z27, Z27
-	VFMADD231PS 4160(DX), Z21, Z27
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z26, Z19
-	VMULPS      Z20, Z11, Z20
-	VFMADD231PS Z12, Z27, Z20
-	VMULPS      Z26, Z26, Z26
-	VMULPS      Z27, Z27, Z27
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z26, Z17
-	VMULPS      Z18, Z13, Z18
-	VFMADD231PS Z14, Z27, Z18
-	VMOVUPS     Z19, 128(DX)(R11*4)
-	VMOVUPS     Z20, 192(DX)(R11*4)
-	VSQRTPS     Z17, Z17
-	VSQRTPS     Z18, Z18
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2176(DX)(R12*4), Z4, Z25
-	VPSRLD      5104(DX), Z0, Z26
-	VPADDD      Z26, Z25, Z25
-	VPANDND     Z3, Z25, Z27
-	VPANDND     128(DX)(R12*4), Z5, Z26
-	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z26
-	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
-	VPADDD      Z27, Z26, Z26
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R12*4), Z4, Z27
-	VPSRLD      5104(DX), Z0, Z29
-	VPADDD      Z29, Z27, Z27
-	VPANDND     Z3, Z27, Z30
-	VPANDND     192(DX)(R12*4), Z5, Z29
-	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z29
-	VMOVDQA32   Z0, Z30
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z30
-	VPADDD      Z30, Z29, Z29
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z25, Z25
-	VPSRLD      5088(DX), Z27, Z27
-	VPTERNLOGD  $0xf8, Z27, Z7, Z25
-	VPSUBW      4992(DX), Z25, Z25
-	VPSRLD      $0x13, Z26, Z26
-	VPSRLD      $0x03, Z29, Z29
-	VPTERNLOGD  $0xf8, Z29, Z7, Z26
-	VPSRLD      $0x10, 128(DX)(R12*4), Z27
-	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z27
-	VPACKSSWB   Z26, Z23, Z26
-	VPACKSSWB   Z27, Z24, Z27
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z27, Z26
-	VMOVUPS     inOrder<>+0(SB), Z23
-	VPACKUSWB   Z25, Z22, Z25
-	VPERMQ      Z25, Z23, Z25
-	VPERMQ      Z26, Z23, Z26
-	MOVQ        5136(DX), R12
-	VMOVDQU32   Z25, -32(R12)(AX*1)
-	MOVQ        5128(DX), R12
-	VMOVDQU32   Z26, -32(R12)(AX*1)
-	VMOVUPS     Z17, 2176(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VMOVUPS     Z18, 2240(DX)(R11*4)
-	VPMAXUD     Z18, Z2, Z2
-	VPMINUD     Z18, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z28, Z28
-	VFMADD231PS 4672(DX), Z19, Z28
-	VFMADD213PS 4544(DX), Z15, Z18
-	VDIVPS      Z18, Z20, Z20
-	VFMADD231PS 4608(DX), Z21, Z21
-	VFMADD231PS 4672(DX), Z20, Z21
-	VPMULLD     Z16, Z16, Z17
-	VPSRLD      $0x18, Z17, Z17
-	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
-	VPMULLD     Z18, Z18, Z18
-	VPSRLD      $0x18, Z18, Z18
-	VPADDD      Z28, Z17, Z17
-	VPADDD      Z21, Z18, Z18
-	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
-	VPADDD      Z6, Z17, Z19
-	VPADDD      Z6, Z18, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z7, Z19
-	VMOVDQU32   Z19, (SI)(AX*2)
-	VPSLLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf4, Z7, Z17, Z18
-	VPSRLW      $0x08, Z18, Z18
-	VPMOVWB     Z18, (BX)(AX*1)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	TESTQ       $0x000000ff, AX
-	JNE         tile3272
-	CMPL        5120(DX), $0x00
-	JEQ         done3277
-	SUBQ        $0x00000100, AX
+kept3933:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R11
+	MOVQ          8(R11), R11
+	CMPQ          AX, R11
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R8)(CX*1)
+	PREFETCHT0    (R9)(CX*1)
+	MOVQ          AX, R11
+	ANDQ          $0x000001ff, R11
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (BX)(CX*1)
+	PREFETCHT0    (DI)(CX*4)
+	PREFETCHT0    64(DI)(CX*4)
+	VPMOVZXBW     (R9)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z7, Z18, Z18
+	VPMOVSXBW     (R8)(AX*1), Z21
+	VPSLLD        $0x13, Z21, Z20
+	VPSLLD        $0x03, Z21, Z21
+	VPANDD        Z3, Z17, Z22
+	VPADDD        Z10, Z22, Z22
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z22, Z19, Z19
+	VSUBPS        Z22, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VPANDD        Z3, Z18, Z22
+	VPADDD        Z10, Z22, Z22
+	VPANDD        Z9, Z21, Z20
+	VPADDD        Z22, Z20, Z20
+	VSUBPS        Z22, Z20, Z20
+	VPTERNLOGD    $0xf8, Z5, Z21, Z20
+	VMOVUPS       (DI)(AX*4), Z21
+	VMOVUPS       64(DI)(AX*4), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS     Z22, Z21, Z23
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS     Z22, Z21, Z24
+	VPMOVZXBW     (BX)(AX*1), Z21
+	VPSLLW        $0x08, Z21, Z21
+	VPSRAW        $0x0f, Z21, Z22
+	VPADDW        (SI)(AX*2), Z22, Z22
+	VPSLLD        $0x10, Z22, Z25
+	VPTERNLOGD    $0xf4, Z7, Z21, Z25
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z7, Z21
+	VMULPS        4096(DX), Z23, Z23
+	VFMADD231PS   4160(DX), Z25, Z23
+	VMULPS        4096(DX), Z24, Z24
+	VFMADD231PS   4160(DX), Z21, Z24
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z23, Z19
+	VMULPS        Z20, Z11, Z20
+	VFMADD231PS   Z12, Z24, Z20
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z24, Z24, Z24
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z23, Z17
+	VMULPS        Z18, Z13, Z18
+	VFMADD231PS   Z14, Z24, Z18
+	VMOVUPS       Z19, (DX)(R11*4)
+	VMOVUPS       Z20, 64(DX)(R11*4)
+	VSQRTPS       Z17, Z17
+	VSQRTPS       Z18, Z18
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2048(DX)(R12*4), Z4, Z22
+	VPSRLD        5104(DX), Z0, Z23
+	VPADDD        Z23, Z22, Z22
+	VPANDND       Z3, Z22, Z24
+	VPANDND       (DX)(R12*4), Z5, Z23
+	VFMADD213PS   pattern3e000000<>+0(SB), Z24, Z23
+	VMOVDQA32     Z0, Z24
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z24
+	VPADDD        Z24, Z23, Z23
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R12*4), Z4, Z24
+	VPSRLD        5104(DX), Z0, Z26
+	VPADDD        Z26, Z24, Z24
+	VPANDND       Z3, Z24, Z27
+	VPANDND       64(DX)(R12*4), Z5, Z26
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD        Z27, Z26, Z26
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z22, Z22
+	VPSRLD        5088(DX), Z24, Z24
+	VPTERNLOGD    $0xf8, Z24, Z7, Z22
+	VPSUBW        4992(DX), Z22, Z22
+	VPSRLD        $0x13, Z23, Z23
+	VPSRLD        $0x03, Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z7, Z23
+	VPSRLD        $0x10, (DX)(R12*4), Z24
+	VPTERNLOGD    $0xf8, 64(DX)(R12*4), Z7, Z24
+	VMOVUPS       Z17, 2048(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VMOVUPS       Z18, 2112(DX)(R11*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z25, Z25
+	VFMADD231PS   4672(DX), Z19, Z25
+	VFMADD213PS   4544(DX), Z15, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z21, Z21
+	VFMADD231PS   4672(DX), Z20, Z21
+	VPMULLD       Z16, Z16, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z25, Z17, Z17
+	VPADDD        Z21, Z18, Z18
+	VPADDD        patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD        Z6, Z17, Z19
+	VPADDD        Z6, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z7, Z19
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted3934
+	VPSUBW        (SI)(AX*2), Y19, Y20
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z19, Y20
+	VPSUBW        32(SI)(AX*2), Y20, Y20
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-next3276:
+noted3934:
+	VMOVDQU32     Z19, (SI)(AX*2)
+	VPSLLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf4, Z7, Z17, Z18
+	VPSRLW        $0x08, Z18, Z18
+	VPMOVWB       Z18, (BX)(AX*1)
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (BX)(CX*1)
+	PREFETCHT0    (DI)(CX*4)
+	PREFETCHT0    64(DI)(CX*4)
+	VPMOVZXBW     (R9)(AX*1), Z18
+	VPTESTMW      Z18, Z18, K1
+	VPSLLW        5056(DX), Z18, Z18
+	VPADDW.Z      4864(DX), Z18, K1, Z18
+	VPSLLD        $0x10, Z18, Z17
+	VPANDD        Z7, Z18, Z18
+	VPMOVSXBW     (R8)(AX*1), Z21
+	VPSLLD        $0x13, Z21, Z20
+	VPSLLD        $0x03, Z21, Z21
+	VPANDD        Z3, Z17, Z25
+	VPADDD        Z10, Z25, Z25
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z25, Z19, Z19
+	VSUBPS        Z25, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VPANDD        Z3, Z18, Z25
+	VPADDD        Z10, Z25, Z25
+	VPANDD        Z9, Z21, Z20
+	VPADDD        Z25, Z20, Z20
+	VSUBPS        Z25, Z20, Z20
+	VPTERNLOGD    $0xf8, Z5, Z21, Z20
+	VMOVUPS       (DI)(AX*4), Z21
+	VMOVUPS       64(DI)(AX*4), Z25
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
+	VPERMI2PS     Z25, Z21, Z26
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
+	VPERMI2PS     Z25, Z21, Z27
+	VPMOVZXBW     (BX)(AX*1), Z21
+	VPSLLW        $0x08, Z21, Z21
+	VPSRAW        $0x0f, Z21, Z25
+	VPADDW        (SI)(AX*2), Z25, Z25
+	VPSLLD        $0x10, Z25, Z28
+	VPTERNLOGD    $0xf4, Z7, Z21, Z28
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z25, Z7, Z21
+	VMULPS        4096(DX), Z26, Z26
+	VFMADD231PS   4160(DX), Z28, Z26
+	VMULPS        4096(DX), Z27, Z27
+	VFMADD231PS   4160(DX), Z21, Z27
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z26, Z19
+	VMULPS        Z20, Z11, Z20
+	VFMADD231PS   Z12, Z27, Z20
+	VMULPS        Z26, Z26, Z26
+	VMULPS        Z27, Z27, Z27
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z26, Z17
+	VMULPS        Z18, Z13, Z18
+	VFMADD231PS   Z14, Z27, Z18
+	VMOVUPS       Z19, 128(DX)(R11*4)
+	VMOVUPS       Z20, 192(DX)(R11*4)
+	VSQRTPS       Z17, Z17
+	VSQRTPS       Z18, Z18
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2176(DX)(R12*4), Z4, Z25
+	VPSRLD        5104(DX), Z0, Z26
+	VPADDD        Z26, Z25, Z25
+	VPANDND       Z3, Z25, Z27
+	VPANDND       128(DX)(R12*4), Z5, Z26
+	VFMADD213PS   pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32     Z0, Z27
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD        Z27, Z26, Z26
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R12*4), Z4, Z27
+	VPSRLD        5104(DX), Z0, Z29
+	VPADDD        Z29, Z27, Z27
+	VPANDND       Z3, Z27, Z30
+	VPANDND       192(DX)(R12*4), Z5, Z29
+	VFMADD213PS   pattern3e000000<>+0(SB), Z30, Z29
+	VMOVDQA32     Z0, Z30
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z30
+	VPADDD        Z30, Z29, Z29
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z25, Z25
+	VPSRLD        5088(DX), Z27, Z27
+	VPTERNLOGD    $0xf8, Z27, Z7, Z25
+	VPSUBW        4992(DX), Z25, Z25
+	VPSRLD        $0x13, Z26, Z26
+	VPSRLD        $0x03, Z29, Z29
+	VPTERNLOGD    $0xf8, Z29, Z7, Z26
+	VPSRLD        $0x10, 128(DX)(R12*4), Z27
+	VPTERNLOGD    $0xf8, 192(DX)(R12*4), Z7, Z27
+	VPACKSSWB     Z26, Z23, Z26
+	VPACKSSWB     Z27, Z24, Z27
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z27, Z26
+	VMOVUPS       inOrder<>+0(SB), Z23
+	VPACKUSWB     Z25, Z22, Z25
+	VPERMQ        Z25, Z23, Z25
+	VPERMQ        Z26, Z23, Z26
+	MOVQ          5136(DX), R12
+	VMOVDQU32     Z25, -32(R12)(AX*1)
+	MOVQ          5128(DX), R12
+	VMOVDQU32     Z26, -32(R12)(AX*1)
+	VMOVUPS       Z17, 2176(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VMOVUPS       Z18, 2240(DX)(R11*4)
+	VPMAXUD       Z18, Z2, Z2
+	VPMINUD       Z18, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z28, Z28
+	VFMADD231PS   4672(DX), Z19, Z28
+	VFMADD213PS   4544(DX), Z15, Z18
+	VDIVPS        Z18, Z20, Z20
+	VFMADD231PS   4608(DX), Z21, Z21
+	VFMADD231PS   4672(DX), Z20, Z21
+	VPMULLD       Z16, Z16, Z17
+	VPSRLD        $0x18, Z17, Z17
+	VPADDD        pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD       Z18, Z18, Z18
+	VPSRLD        $0x18, Z18, Z18
+	VPADDD        Z28, Z17, Z17
+	VPADDD        Z21, Z18, Z18
+	VPADDD        patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD        Z6, Z17, Z19
+	VPADDD        Z6, Z18, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z7, Z19
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted3935
+	VPSUBW        (SI)(AX*2), Y19, Y20
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z19, Y20
+	VPSUBW        32(SI)(AX*2), Y20, Y20
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y20, K1
+	VPABSW        Y20, Y20
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y20, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y20, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(SI)(AX*2), Y20
+	VMOVDQU16     Y20, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+
+noted3935:
+	VMOVDQU32  Z19, (SI)(AX*2)
+	VPSLLD     $0x10, Z18, Z18
+	VPTERNLOGD $0xf4, Z7, Z17, Z18
+	VPSRLW     $0x08, Z18, Z18
+	VPMOVWB    Z18, (BX)(AX*1)
+	ADDQ       $0x20, AX
+	ADDQ       $0x20, CX
+	TESTQ      $0x000000ff, AX
+	JNE        tile3930
+	CMPL       5120(DX), $0x00
+	JEQ        done3937
+	SUBQ       $0x00000100, AX
+
+next3936:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -7118,9 +9338,9 @@ next3276:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3276
+	JNE        next3936
 
-done3277:
+done3937:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -7145,11 +9365,11 @@ done3277:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual3278
+	JEQ           unusual3938
 	CMPL          R13, $0x5f000000
-	JBE           usual3279
+	JBE           usual3939
 
-unusual3278:
+unusual3938:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -7158,7 +9378,7 @@ unusual3278:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next3280:
+next3940:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -7167,7 +9387,7 @@ next3280:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next3280
+	JB            next3940
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -7189,7 +9409,7 @@ next3280:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual3279:
+usual3939:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -7299,10 +9519,10 @@ usual3279:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block3271
+	JB           block3929
 
-done3250:
-tile3281:
+done3904:
+tile3941:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -7380,12 +9600,12 @@ tile3281:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile3281
+	JNE         tile3941
 	CMPL        5120(DX), $0x00
-	JEQ         done3283
+	JEQ         done3943
 	SUBQ        $0x00000100, AX
 
-next3282:
+next3942:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -7404,9 +9624,9 @@ next3282:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3282
+	JNE        next3942
 
-done3283:
+done3943:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -7435,15 +9655,15 @@ TEXT ·trafficSplit242xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp163285
-	JA     fp323286
+	JE     fp163945
+	JA     fp323946
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R11
 	MOVQ   16(R11), R11
 	ADDQ   DX, R11
-	JMP    check3289
+	JMP    check3949
 
-next3288:
+next3948:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -7459,33 +9679,33 @@ next3288:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within3290
+	JNE        within3950
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within3290:
+within3950:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check3289:
+check3949:
 	CMPQ DX, R10
-	JB   next3288
+	JB   next3948
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3288
-	JMP  done3287
+	JB   next3948
+	JMP  done3947
 
-fp163285:
+fp163945:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check3292
+	JMP  check3952
 
-next3291:
+next3951:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -7501,33 +9721,33 @@ next3291:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within3293
+	JNE        within3953
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within3293:
+within3953:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check3292:
+check3952:
 	CMPQ DX, R10
-	JB   next3291
+	JB   next3951
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3291
-	JMP  done3287
+	JB   next3951
+	JMP  done3947
 
-fp323286:
+fp323946:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check3295
+	JMP  check3955
 
-next3294:
+next3954:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -7543,24 +9763,24 @@ next3294:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within3296
+	JNE        within3956
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within3296:
+within3956:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check3295:
+check3955:
 	CMPQ DX, R10
-	JB   next3294
+	JB   next3954
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3294
+	JB   next3954
 
-done3287:
+done3947:
 	VZEROUPPER
 	RET

@@ -4,6 +4,42 @@
 
 #include "textflag.h"
 
+DATA pattern00010001<>+0(SB)/4, $0x00010001
+DATA pattern00010001<>+4(SB)/4, $0x00010001
+DATA pattern00010001<>+8(SB)/4, $0x00010001
+DATA pattern00010001<>+12(SB)/4, $0x00010001
+DATA pattern00010001<>+16(SB)/4, $0x00010001
+DATA pattern00010001<>+20(SB)/4, $0x00010001
+DATA pattern00010001<>+24(SB)/4, $0x00010001
+DATA pattern00010001<>+28(SB)/4, $0x00010001
+DATA pattern00010001<>+32(SB)/4, $0x00010001
+DATA pattern00010001<>+36(SB)/4, $0x00010001
+DATA pattern00010001<>+40(SB)/4, $0x00010001
+DATA pattern00010001<>+44(SB)/4, $0x00010001
+DATA pattern00010001<>+48(SB)/4, $0x00010001
+DATA pattern00010001<>+52(SB)/4, $0x00010001
+DATA pattern00010001<>+56(SB)/4, $0x00010001
+DATA pattern00010001<>+60(SB)/4, $0x00010001
+GLOBL pattern00010001<>(SB), RODATA|NOPTR, $64
+
+DATA patternffffffff<>+0(SB)/4, $0xffffffff
+DATA patternffffffff<>+4(SB)/4, $0xffffffff
+DATA patternffffffff<>+8(SB)/4, $0xffffffff
+DATA patternffffffff<>+12(SB)/4, $0xffffffff
+DATA patternffffffff<>+16(SB)/4, $0xffffffff
+DATA patternffffffff<>+20(SB)/4, $0xffffffff
+DATA patternffffffff<>+24(SB)/4, $0xffffffff
+DATA patternffffffff<>+28(SB)/4, $0xffffffff
+DATA patternffffffff<>+32(SB)/4, $0xffffffff
+DATA patternffffffff<>+36(SB)/4, $0xffffffff
+DATA patternffffffff<>+40(SB)/4, $0xffffffff
+DATA patternffffffff<>+44(SB)/4, $0xffffffff
+DATA patternffffffff<>+48(SB)/4, $0xffffffff
+DATA patternffffffff<>+52(SB)/4, $0xffffffff
+DATA patternffffffff<>+56(SB)/4, $0xffffffff
+DATA patternffffffff<>+60(SB)/4, $0xffffffff
+GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
+
 DATA pattern80000000<>+0(SB)/4, $0x80000000
 DATA pattern80000000<>+4(SB)/4, $0x80000000
 DATA pattern80000000<>+8(SB)/4, $0x80000000
@@ -111,24 +147,6 @@ DATA pattern5f000000<>+52(SB)/4, $0x5f000000
 DATA pattern5f000000<>+56(SB)/4, $0x5f000000
 DATA pattern5f000000<>+60(SB)/4, $0x5f000000
 GLOBL pattern5f000000<>(SB), RODATA|NOPTR, $64
-
-DATA patternffffffff<>+0(SB)/4, $0xffffffff
-DATA patternffffffff<>+4(SB)/4, $0xffffffff
-DATA patternffffffff<>+8(SB)/4, $0xffffffff
-DATA patternffffffff<>+12(SB)/4, $0xffffffff
-DATA patternffffffff<>+16(SB)/4, $0xffffffff
-DATA patternffffffff<>+20(SB)/4, $0xffffffff
-DATA patternffffffff<>+24(SB)/4, $0xffffffff
-DATA patternffffffff<>+28(SB)/4, $0xffffffff
-DATA patternffffffff<>+32(SB)/4, $0xffffffff
-DATA patternffffffff<>+36(SB)/4, $0xffffffff
-DATA patternffffffff<>+40(SB)/4, $0xffffffff
-DATA patternffffffff<>+44(SB)/4, $0xffffffff
-DATA patternffffffff<>+48(SB)/4, $0xffffffff
-DATA patternffffffff<>+52(SB)/4, $0xffffffff
-DATA patternffffffff<>+56(SB)/4, $0xffffffff
-DATA patternffffffff<>+60(SB)/4, $0xffffffff
-GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
 
 DATA pattern3e000000<>+0(SB)/4, $0x3e000000
 DATA pattern3e000000<>+4(SB)/4, $0x3e000000
@@ -596,12 +614,12 @@ TEXT ·adamSplit24INT8AVX512BF16(SB), $5472-8
 	MOVQ         a+0(FP), AX
 	MOVQ         24(AX), AX
 	CMPQ         CX, $0x01
-	JE           fp164309
-	JA           fp324310
+	JE           fp165137
+	JA           fp325138
 
-block4312:
+block5140:
 	TESTQ   R10, R10
-	JEQ     kept4315
+	JEQ     kept5143
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -610,7 +628,7 @@ block4312:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept4315:
+kept5143:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -630,9 +648,9 @@ kept4315:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile4313:
+tile5141:
 	TESTQ     R10, R10
-	JEQ       kept4316
+	JEQ       kept5144
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -648,7 +666,7 @@ tile4313:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept4316:
+kept5144:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -766,6 +784,57 @@ kept4316:
 	VPADDD         Z6, Z18, Z20
 	VPSRLD         $0x10, Z19, Z19
 	VPTERNLOGD     $0xf8, Z20, Z7, Z19
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted5145
+	VPSUBW         (SI)(AX*2), Y19, Y20
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPMOVW2M       Y20, K6
+	VPABSW         Y20, Y20
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y20, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 2(R12)
+	VPCMPEQW       pattern00010001<>+0(SB), Y20, K6
+	KMOVW          K6, (R12)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU16      (SI)(AX*2), Y20
+	VMOVDQU16      Y20, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+	VEXTRACTI64X4  $0x01, Z19, Y20
+	VPSUBW         32(SI)(AX*2), Y20, Y20
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPMOVW2M       Y20, K6
+	VPABSW         Y20, Y20
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y20, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 6(R12)
+	VPCMPEQW       pattern00010001<>+0(SB), Y20, K6
+	KMOVW          K6, 4(R12)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU16      32(SI)(AX*2), Y20
+	VMOVDQU16      Y20, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted5145:
 	VMOVDQU32      Z19, (SI)(AX*2)
 	VPSLLD         $0x10, Z18, Z18
 	VPTERNLOGD     $0xf4, Z7, Z17, Z18
@@ -893,20 +962,71 @@ kept4316:
 	VPADDD         Z6, Z18, Z20
 	VPSRLD         $0x10, Z19, Z19
 	VPTERNLOGD     $0xf8, Z20, Z7, Z19
-	VMOVDQU32      Z19, (SI)(AX*2)
-	VPSLLD         $0x10, Z18, Z18
-	VPTERNLOGD     $0xf4, Z7, Z17, Z18
-	VPSRLW         $0x08, Z18, Z18
-	VPMOVWB        Z18, (BX)(AX*1)
-	ADDQ           $0x20, AX
-	ADDQ           $0x20, CX
-	TESTQ          $0x000000ff, AX
-	JNE            tile4313
-	CMPL           5120(DX), $0x00
-	JEQ            done4318
-	SUBQ           $0x00000100, AX
+	MOVQ           a+0(FP), R11
+	MOVQ           144(R11), R11
+	TESTQ          R11, R11
+	JEQ            noted5146
+	VPSUBW         (SI)(AX*2), Y19, Y20
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPMOVW2M       Y20, K6
+	VPABSW         Y20, Y20
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y20, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 2(R11)
+	VPCMPEQW       pattern00010001<>+0(SB), Y20, K6
+	KMOVW          K6, (R11)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU16      (SI)(AX*2), Y20
+	VMOVDQU16      Y20, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
+	VEXTRACTI64X4  $0x01, Z19, Y20
+	VPSUBW         32(SI)(AX*2), Y20, Y20
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPMOVW2M       Y20, K6
+	VPABSW         Y20, Y20
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y20, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 6(R11)
+	VPCMPEQW       pattern00010001<>+0(SB), Y20, K6
+	KMOVW          K6, 4(R11)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU16      32(SI)(AX*2), Y20
+	VMOVDQU16      Y20, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
 
-next4317:
+noted5146:
+	VMOVDQU32  Z19, (SI)(AX*2)
+	VPSLLD     $0x10, Z18, Z18
+	VPTERNLOGD $0xf4, Z7, Z17, Z18
+	VPSRLW     $0x08, Z18, Z18
+	VPMOVWB    Z18, (BX)(AX*1)
+	ADDQ       $0x20, AX
+	ADDQ       $0x20, CX
+	TESTQ      $0x000000ff, AX
+	JNE        tile5141
+	CMPL       5120(DX), $0x00
+	JEQ        done5148
+	SUBQ       $0x00000100, AX
+
+next5147:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -925,9 +1045,9 @@ next4317:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4317
+	JNE        next5147
 
-done4318:
+done5148:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -952,11 +1072,11 @@ done4318:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual4319
+	JEQ           unusual5149
 	CMPL          R13, $0x5f000000
-	JBE           usual4320
+	JBE           usual5150
 
-unusual4319:
+unusual5149:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -965,7 +1085,7 @@ unusual4319:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next4321:
+next5151:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -974,7 +1094,7 @@ next4321:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next4321
+	JB            next5151
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -996,7 +1116,7 @@ next4321:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual4320:
+usual5150:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -1111,13 +1231,13 @@ usual4320:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block4312
-	JMP          done4311
+	JB           block5140
+	JMP          done5139
 
-fp164309:
-block4322:
+fp165137:
+block5152:
 	TESTQ   R10, R10
-	JEQ     kept4325
+	JEQ     kept5155
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -1126,7 +1246,7 @@ block4322:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept4325:
+kept5155:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -1146,9 +1266,9 @@ kept4325:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile4323:
+tile5153:
 	TESTQ     R10, R10
-	JEQ       kept4326
+	JEQ       kept5156
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -1164,7 +1284,7 @@ tile4323:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept4326:
+kept5156:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -1285,6 +1405,57 @@ kept4326:
 	VPADDD         Z6, Z18, Z20
 	VPSRLD         $0x10, Z19, Z19
 	VPTERNLOGD     $0xf8, Z20, Z7, Z19
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted5157
+	VPSUBW         (SI)(AX*2), Y19, Y20
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPMOVW2M       Y20, K6
+	VPABSW         Y20, Y20
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y20, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 2(R12)
+	VPCMPEQW       pattern00010001<>+0(SB), Y20, K6
+	KMOVW          K6, (R12)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU16      (SI)(AX*2), Y20
+	VMOVDQU16      Y20, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+	VEXTRACTI64X4  $0x01, Z19, Y20
+	VPSUBW         32(SI)(AX*2), Y20, Y20
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPMOVW2M       Y20, K6
+	VPABSW         Y20, Y20
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y20, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 6(R12)
+	VPCMPEQW       pattern00010001<>+0(SB), Y20, K6
+	KMOVW          K6, 4(R12)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU16      32(SI)(AX*2), Y20
+	VMOVDQU16      Y20, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted5157:
 	VMOVDQU32      Z19, (SI)(AX*2)
 	VPSLLD         $0x10, Z18, Z18
 	VPTERNLOGD     $0xf4, Z7, Z17, Z18
@@ -1415,20 +1586,71 @@ kept4326:
 	VPADDD         Z6, Z18, Z20
 	VPSRLD         $0x10, Z19, Z19
 	VPTERNLOGD     $0xf8, Z20, Z7, Z19
-	VMOVDQU32      Z19, (SI)(AX*2)
-	VPSLLD         $0x10, Z18, Z18
-	VPTERNLOGD     $0xf4, Z7, Z17, Z18
-	VPSRLW         $0x08, Z18, Z18
-	VPMOVWB        Z18, (BX)(AX*1)
-	ADDQ           $0x20, AX
-	ADDQ           $0x20, CX
-	TESTQ          $0x000000ff, AX
-	JNE            tile4323
-	CMPL           5120(DX), $0x00
-	JEQ            done4328
-	SUBQ           $0x00000100, AX
+	MOVQ           a+0(FP), R11
+	MOVQ           144(R11), R11
+	TESTQ          R11, R11
+	JEQ            noted5158
+	VPSUBW         (SI)(AX*2), Y19, Y20
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPMOVW2M       Y20, K6
+	VPABSW         Y20, Y20
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y20, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 2(R11)
+	VPCMPEQW       pattern00010001<>+0(SB), Y20, K6
+	KMOVW          K6, (R11)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU16      (SI)(AX*2), Y20
+	VMOVDQU16      Y20, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
+	VEXTRACTI64X4  $0x01, Z19, Y20
+	VPSUBW         32(SI)(AX*2), Y20, Y20
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPMOVW2M       Y20, K6
+	VPABSW         Y20, Y20
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y20, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 6(R11)
+	VPCMPEQW       pattern00010001<>+0(SB), Y20, K6
+	KMOVW          K6, 4(R11)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU16      32(SI)(AX*2), Y20
+	VMOVDQU16      Y20, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
 
-next4327:
+noted5158:
+	VMOVDQU32  Z19, (SI)(AX*2)
+	VPSLLD     $0x10, Z18, Z18
+	VPTERNLOGD $0xf4, Z7, Z17, Z18
+	VPSRLW     $0x08, Z18, Z18
+	VPMOVWB    Z18, (BX)(AX*1)
+	ADDQ       $0x20, AX
+	ADDQ       $0x20, CX
+	TESTQ      $0x000000ff, AX
+	JNE        tile5153
+	CMPL       5120(DX), $0x00
+	JEQ        done5160
+	SUBQ       $0x00000100, AX
+
+next5159:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -1447,9 +1669,9 @@ next4327:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4327
+	JNE        next5159
 
-done4328:
+done5160:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -1474,11 +1696,11 @@ done4328:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual4329
+	JEQ           unusual5161
 	CMPL          R13, $0x5f000000
-	JBE           usual4330
+	JBE           usual5162
 
-unusual4329:
+unusual5161:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -1487,7 +1709,7 @@ unusual4329:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next4331:
+next5163:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -1496,7 +1718,7 @@ next4331:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next4331
+	JB            next5163
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -1518,7 +1740,7 @@ next4331:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual4330:
+usual5162:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -1633,13 +1855,13 @@ usual4330:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block4322
-	JMP          done4311
+	JB           block5152
+	JMP          done5139
 
-fp324310:
-block4332:
+fp325138:
+block5164:
 	TESTQ   R10, R10
-	JEQ     kept4335
+	JEQ     kept5167
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -1648,7 +1870,7 @@ block4332:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept4335:
+kept5167:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -1668,9 +1890,9 @@ kept4335:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile4333:
+tile5165:
 	TESTQ     R10, R10
-	JEQ       kept4336
+	JEQ       kept5168
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -1686,7 +1908,7 @@ tile4333:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept4336:
+kept5168:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -1808,6 +2030,57 @@ kept4336:
 	VPADDD         Z6, Z18, Z20
 	VPSRLD         $0x10, Z19, Z19
 	VPTERNLOGD     $0xf8, Z20, Z7, Z19
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted5169
+	VPSUBW         (SI)(AX*2), Y19, Y20
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPMOVW2M       Y20, K6
+	VPABSW         Y20, Y20
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y20, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 2(R12)
+	VPCMPEQW       pattern00010001<>+0(SB), Y20, K6
+	KMOVW          K6, (R12)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU16      (SI)(AX*2), Y20
+	VMOVDQU16      Y20, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+	VEXTRACTI64X4  $0x01, Z19, Y20
+	VPSUBW         32(SI)(AX*2), Y20, Y20
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPMOVW2M       Y20, K6
+	VPABSW         Y20, Y20
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y20, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 6(R12)
+	VPCMPEQW       pattern00010001<>+0(SB), Y20, K6
+	KMOVW          K6, 4(R12)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU16      32(SI)(AX*2), Y20
+	VMOVDQU16      Y20, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted5169:
 	VMOVDQU32      Z19, (SI)(AX*2)
 	VPSLLD         $0x10, Z18, Z18
 	VPTERNLOGD     $0xf4, Z7, Z17, Z18
@@ -1939,20 +2212,71 @@ kept4336:
 	VPADDD         Z6, Z18, Z20
 	VPSRLD         $0x10, Z19, Z19
 	VPTERNLOGD     $0xf8, Z20, Z7, Z19
-	VMOVDQU32      Z19, (SI)(AX*2)
-	VPSLLD         $0x10, Z18, Z18
-	VPTERNLOGD     $0xf4, Z7, Z17, Z18
-	VPSRLW         $0x08, Z18, Z18
-	VPMOVWB        Z18, (BX)(AX*1)
-	ADDQ           $0x20, AX
-	ADDQ           $0x20, CX
-	TESTQ          $0x000000ff, AX
-	JNE            tile4333
-	CMPL           5120(DX), $0x00
-	JEQ            done4338
-	SUBQ           $0x00000100, AX
+	MOVQ           a+0(FP), R11
+	MOVQ           144(R11), R11
+	TESTQ          R11, R11
+	JEQ            noted5170
+	VPSUBW         (SI)(AX*2), Y19, Y20
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPMOVW2M       Y20, K6
+	VPABSW         Y20, Y20
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y20, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 2(R11)
+	VPCMPEQW       pattern00010001<>+0(SB), Y20, K6
+	KMOVW          K6, (R11)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU16      (SI)(AX*2), Y20
+	VMOVDQU16      Y20, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
+	VEXTRACTI64X4  $0x01, Z19, Y20
+	VPSUBW         32(SI)(AX*2), Y20, Y20
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPMOVW2M       Y20, K6
+	VPABSW         Y20, Y20
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y20, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 6(R11)
+	VPCMPEQW       pattern00010001<>+0(SB), Y20, K6
+	KMOVW          K6, 4(R11)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU16      32(SI)(AX*2), Y20
+	VMOVDQU16      Y20, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
 
-next4337:
+noted5170:
+	VMOVDQU32  Z19, (SI)(AX*2)
+	VPSLLD     $0x10, Z18, Z18
+	VPTERNLOGD $0xf4, Z7, Z17, Z18
+	VPSRLW     $0x08, Z18, Z18
+	VPMOVWB    Z18, (BX)(AX*1)
+	ADDQ       $0x20, AX
+	ADDQ       $0x20, CX
+	TESTQ      $0x000000ff, AX
+	JNE        tile5165
+	CMPL       5120(DX), $0x00
+	JEQ        done5172
+	SUBQ       $0x00000100, AX
+
+next5171:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -1971,9 +2295,9 @@ next4337:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4337
+	JNE        next5171
 
-done4338:
+done5172:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -1998,11 +2322,11 @@ done4338:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual4339
+	JEQ           unusual5173
 	CMPL          R13, $0x5f000000
-	JBE           usual4340
+	JBE           usual5174
 
-unusual4339:
+unusual5173:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -2011,7 +2335,7 @@ unusual4339:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next4341:
+next5175:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -2020,7 +2344,7 @@ next4341:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next4341
+	JB            next5175
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -2042,7 +2366,7 @@ next4341:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual4340:
+usual5174:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -2157,10 +2481,10 @@ usual4340:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block4332
+	JB           block5164
 
-done4311:
-tile4342:
+done5139:
+tile5176:
 	MOVQ           AX, CX
 	ANDQ           $0x000001ff, CX
 	MOVQ           CX, BX
@@ -2237,12 +2561,12 @@ tile4342:
 	VMOVDQU32      Z10, -32(CX)(AX*1)
 	ADDQ           $0x20, AX
 	TESTQ          $0x000000ff, AX
-	JNE            tile4342
+	JNE            tile5176
 	CMPL           5120(DX), $0x00
-	JEQ            done4344
+	JEQ            done5178
 	SUBQ           $0x00000100, AX
 
-next4343:
+next5177:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -2261,9 +2585,9 @@ next4343:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4343
+	JNE        next5177
 
-done4344:
+done5178:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

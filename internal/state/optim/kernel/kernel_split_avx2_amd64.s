@@ -24,6 +24,60 @@ DATA separated<>+24(SB)/4, $0x07060302
 DATA separated<>+28(SB)/4, $0x0f0e0b0a
 GLOBL separated<>(SB), RODATA|NOPTR, $32
 
+DATA pattern00010001<>+0(SB)/4, $0x00010001
+DATA pattern00010001<>+4(SB)/4, $0x00010001
+DATA pattern00010001<>+8(SB)/4, $0x00010001
+DATA pattern00010001<>+12(SB)/4, $0x00010001
+DATA pattern00010001<>+16(SB)/4, $0x00010001
+DATA pattern00010001<>+20(SB)/4, $0x00010001
+DATA pattern00010001<>+24(SB)/4, $0x00010001
+DATA pattern00010001<>+28(SB)/4, $0x00010001
+DATA pattern00010001<>+32(SB)/4, $0x00010001
+DATA pattern00010001<>+36(SB)/4, $0x00010001
+DATA pattern00010001<>+40(SB)/4, $0x00010001
+DATA pattern00010001<>+44(SB)/4, $0x00010001
+DATA pattern00010001<>+48(SB)/4, $0x00010001
+DATA pattern00010001<>+52(SB)/4, $0x00010001
+DATA pattern00010001<>+56(SB)/4, $0x00010001
+DATA pattern00010001<>+60(SB)/4, $0x00010001
+GLOBL pattern00010001<>(SB), RODATA|NOPTR, $64
+
+DATA pattern00020002<>+0(SB)/4, $0x00020002
+DATA pattern00020002<>+4(SB)/4, $0x00020002
+DATA pattern00020002<>+8(SB)/4, $0x00020002
+DATA pattern00020002<>+12(SB)/4, $0x00020002
+DATA pattern00020002<>+16(SB)/4, $0x00020002
+DATA pattern00020002<>+20(SB)/4, $0x00020002
+DATA pattern00020002<>+24(SB)/4, $0x00020002
+DATA pattern00020002<>+28(SB)/4, $0x00020002
+DATA pattern00020002<>+32(SB)/4, $0x00020002
+DATA pattern00020002<>+36(SB)/4, $0x00020002
+DATA pattern00020002<>+40(SB)/4, $0x00020002
+DATA pattern00020002<>+44(SB)/4, $0x00020002
+DATA pattern00020002<>+48(SB)/4, $0x00020002
+DATA pattern00020002<>+52(SB)/4, $0x00020002
+DATA pattern00020002<>+56(SB)/4, $0x00020002
+DATA pattern00020002<>+60(SB)/4, $0x00020002
+GLOBL pattern00020002<>(SB), RODATA|NOPTR, $64
+
+DATA patternffffffff<>+0(SB)/4, $0xffffffff
+DATA patternffffffff<>+4(SB)/4, $0xffffffff
+DATA patternffffffff<>+8(SB)/4, $0xffffffff
+DATA patternffffffff<>+12(SB)/4, $0xffffffff
+DATA patternffffffff<>+16(SB)/4, $0xffffffff
+DATA patternffffffff<>+20(SB)/4, $0xffffffff
+DATA patternffffffff<>+24(SB)/4, $0xffffffff
+DATA patternffffffff<>+28(SB)/4, $0xffffffff
+DATA patternffffffff<>+32(SB)/4, $0xffffffff
+DATA patternffffffff<>+36(SB)/4, $0xffffffff
+DATA patternffffffff<>+40(SB)/4, $0xffffffff
+DATA patternffffffff<>+44(SB)/4, $0xffffffff
+DATA patternffffffff<>+48(SB)/4, $0xffffffff
+DATA patternffffffff<>+52(SB)/4, $0xffffffff
+DATA patternffffffff<>+56(SB)/4, $0xffffffff
+DATA patternffffffff<>+60(SB)/4, $0xffffffff
+GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
+
 DATA pattern80000000<>+0(SB)/4, $0x80000000
 DATA pattern80000000<>+4(SB)/4, $0x80000000
 DATA pattern80000000<>+8(SB)/4, $0x80000000
@@ -235,24 +289,6 @@ DATA pattern5f000000<>+52(SB)/4, $0x5f000000
 DATA pattern5f000000<>+56(SB)/4, $0x5f000000
 DATA pattern5f000000<>+60(SB)/4, $0x5f000000
 GLOBL pattern5f000000<>(SB), RODATA|NOPTR, $64
-
-DATA patternffffffff<>+0(SB)/4, $0xffffffff
-DATA patternffffffff<>+4(SB)/4, $0xffffffff
-DATA patternffffffff<>+8(SB)/4, $0xffffffff
-DATA patternffffffff<>+12(SB)/4, $0xffffffff
-DATA patternffffffff<>+16(SB)/4, $0xffffffff
-DATA patternffffffff<>+20(SB)/4, $0xffffffff
-DATA patternffffffff<>+24(SB)/4, $0xffffffff
-DATA patternffffffff<>+28(SB)/4, $0xffffffff
-DATA patternffffffff<>+32(SB)/4, $0xffffffff
-DATA patternffffffff<>+36(SB)/4, $0xffffffff
-DATA patternffffffff<>+40(SB)/4, $0xffffffff
-DATA patternffffffff<>+44(SB)/4, $0xffffffff
-DATA patternffffffff<>+48(SB)/4, $0xffffffff
-DATA patternffffffff<>+52(SB)/4, $0xffffffff
-DATA patternffffffff<>+56(SB)/4, $0xffffffff
-DATA patternffffffff<>+60(SB)/4, $0xffffffff
-GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
 
 DATA pattern3e000000<>+0(SB)/4, $0x3e000000
 DATA pattern3e000000<>+4(SB)/4, $0x3e000000
@@ -526,23 +562,58 @@ kept9:
 	VPUNPCKHQDQ    Y8, Y6, Y6
 	VPSRLW         $0x0f, Y7, Y8
 	VPADDW         Y8, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
-	VMOVDQU        Y7, (SI)(CX*2)
 	MOVQ           a+0(FP), R13
-	MOVQ           40(R13), R13
-	VMOVDQU        192(R13), Y6
-	VPADDQ         (SI)(CX*2), Y6, Y6
-	VMOVDQU        Y6, 192(R13)
-	VMOVDQU        320(R13), Y6
-	VPADDQ         (DI)(CX*4), Y6, Y6
-	VPADDQ         32(DI)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 320(R13)
-	VMOVDQU        448(R13), Y6
-	VPADDQ         (R8)(CX*4), Y6, Y6
-	VPADDQ         32(R8)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 448(R13)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted10
+	VPSUBW         (BX)(CX*2), Y6, Y8
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y9, Y10, Y10
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y10, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y10, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y10, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (BX)(CX*2), Y8
+	VMOVDQU        Y8, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
+
+noted10:
+	VMOVDQU Y6, (BX)(CX*2)
+	VMOVDQU Y7, (SI)(CX*2)
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 192(R13), Y6
+	VPADDQ  (SI)(CX*2), Y6, Y6
+	VMOVDQU Y6, 192(R13)
+	VMOVDQU 320(R13), Y6
+	VPADDQ  (DI)(CX*4), Y6, Y6
+	VPADDQ  32(DI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 320(R13)
+	VMOVDQU 448(R13), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 448(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
 
 check8:
 	CMPQ CX, R11
@@ -558,11 +629,11 @@ fp164:
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check11
+	JMP  check12
 
-next10:
+next11:
 	TESTQ   R9, R9
-	JEQ     kept12
+	JEQ     kept13
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (BX)(CX*2), Y6
@@ -580,7 +651,7 @@ next10:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept12:
+kept13:
 	PREFETCHT0     (BX)(R12*2)
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (DI)(R12*4)
@@ -645,31 +716,66 @@ kept12:
 	VPUNPCKHQDQ    Y8, Y6, Y6
 	VPSRLW         $0x0f, Y7, Y8
 	VPADDW         Y8, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
-	VMOVDQU        Y7, (SI)(CX*2)
 	MOVQ           a+0(FP), R13
-	MOVQ           40(R13), R13
-	VMOVDQU        192(R13), Y6
-	VPADDQ         (SI)(CX*2), Y6, Y6
-	VMOVDQU        Y6, 192(R13)
-	VMOVDQU        320(R13), Y6
-	VPADDQ         (DI)(CX*4), Y6, Y6
-	VPADDQ         32(DI)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 320(R13)
-	VMOVDQU        448(R13), Y6
-	VPADDQ         (R8)(CX*4), Y6, Y6
-	VPADDQ         32(R8)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 448(R13)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted14
+	VPSUBW         (BX)(CX*2), Y6, Y8
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y9, Y10, Y10
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y10, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y10, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y10, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (BX)(CX*2), Y8
+	VMOVDQU        Y8, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-check11:
+noted14:
+	VMOVDQU Y6, (BX)(CX*2)
+	VMOVDQU Y7, (SI)(CX*2)
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 192(R13), Y6
+	VPADDQ  (SI)(CX*2), Y6, Y6
+	VMOVDQU Y6, 192(R13)
+	VMOVDQU 320(R13), Y6
+	VPADDQ  (DI)(CX*4), Y6, Y6
+	VPADDQ  32(DI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 320(R13)
+	VMOVDQU 448(R13), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 448(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check12:
 	CMPQ CX, R11
-	JB   next10
+	JB   next11
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next10
+	JB   next11
 	JMP  done6
 
 fp325:
@@ -677,11 +783,11 @@ fp325:
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check14
+	JMP  check16
 
-next13:
+next15:
 	TESTQ   R9, R9
-	JEQ     kept15
+	JEQ     kept17
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (BX)(CX*2), Y6
@@ -699,7 +805,7 @@ next13:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept15:
+kept17:
 	PREFETCHT0     (BX)(R12*2)
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (DI)(R12*4)
@@ -764,48 +870,83 @@ kept15:
 	VPUNPCKHQDQ    Y8, Y6, Y6
 	VPSRLW         $0x0f, Y7, Y8
 	VPADDW         Y8, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
-	VMOVDQU        Y7, (SI)(CX*2)
 	MOVQ           a+0(FP), R13
-	MOVQ           40(R13), R13
-	VMOVDQU        192(R13), Y6
-	VPADDQ         (SI)(CX*2), Y6, Y6
-	VMOVDQU        Y6, 192(R13)
-	VMOVDQU        320(R13), Y6
-	VPADDQ         (DI)(CX*4), Y6, Y6
-	VPADDQ         32(DI)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 320(R13)
-	VMOVDQU        448(R13), Y6
-	VPADDQ         (R8)(CX*4), Y6, Y6
-	VPADDQ         32(R8)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 448(R13)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted18
+	VPSUBW         (BX)(CX*2), Y6, Y8
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y9, Y10, Y10
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y10, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y10, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y10, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (BX)(CX*2), Y8
+	VMOVDQU        Y8, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-check14:
+noted18:
+	VMOVDQU Y6, (BX)(CX*2)
+	VMOVDQU Y7, (SI)(CX*2)
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 192(R13), Y6
+	VPADDQ  (SI)(CX*2), Y6, Y6
+	VMOVDQU Y6, 192(R13)
+	VMOVDQU 320(R13), Y6
+	VPADDQ  (DI)(CX*4), Y6, Y6
+	VPADDQ  32(DI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 320(R13)
+	VMOVDQU 448(R13), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 448(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check16:
 	CMPQ CX, R11
-	JB   next13
+	JB   next15
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next13
+	JB   next15
 
 done6:
 	JMP updated2
 
 plain1:
 	CMPQ CX, $0x01
-	JE   fp1617
-	JA   fp3218
+	JE   fp1620
+	JA   fp3221
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check21
+	JMP  check24
 
-next20:
+next23:
 	TESTQ   R9, R9
-	JEQ     kept22
+	JEQ     kept25
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (BX)(CX*2), Y6
@@ -823,7 +964,7 @@ next20:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept22:
+kept25:
 	PREFETCHT0     (BX)(R12*2)
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (DI)(R12*4)
@@ -877,30 +1018,65 @@ kept22:
 	VPUNPCKHQDQ    Y8, Y6, Y6
 	VPSRLW         $0x0f, Y7, Y8
 	VPADDW         Y8, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
-	VMOVDQU        Y7, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted26
+	VPSUBW         (BX)(CX*2), Y6, Y8
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y9, Y10, Y10
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y10, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y10, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y10, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (BX)(CX*2), Y8
+	VMOVDQU        Y8, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-check21:
+noted26:
+	VMOVDQU Y6, (BX)(CX*2)
+	VMOVDQU Y7, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check24:
 	CMPQ CX, R11
-	JB   next20
+	JB   next23
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next20
-	JMP  done19
+	JB   next23
+	JMP  done22
 
-fp1617:
+fp1620:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check24
+	JMP  check28
 
-next23:
+next27:
 	TESTQ   R9, R9
-	JEQ     kept25
+	JEQ     kept29
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (BX)(CX*2), Y6
@@ -918,7 +1094,7 @@ next23:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept25:
+kept29:
 	PREFETCHT0     (BX)(R12*2)
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (DI)(R12*4)
@@ -970,30 +1146,65 @@ kept25:
 	VPUNPCKHQDQ    Y8, Y6, Y6
 	VPSRLW         $0x0f, Y7, Y8
 	VPADDW         Y8, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
-	VMOVDQU        Y7, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted30
+	VPSUBW         (BX)(CX*2), Y6, Y8
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y9, Y10, Y10
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y10, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y10, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y10, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (BX)(CX*2), Y8
+	VMOVDQU        Y8, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-check24:
+noted30:
+	VMOVDQU Y6, (BX)(CX*2)
+	VMOVDQU Y7, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check28:
 	CMPQ CX, R11
-	JB   next23
+	JB   next27
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next23
-	JMP  done19
+	JB   next27
+	JMP  done22
 
-fp3218:
+fp3221:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check27
+	JMP  check32
 
-next26:
+next31:
 	TESTQ   R9, R9
-	JEQ     kept28
+	JEQ     kept33
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (BX)(CX*2), Y6
@@ -1011,7 +1222,7 @@ next26:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept28:
+kept33:
 	PREFETCHT0     (BX)(R12*2)
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (DI)(R12*4)
@@ -1063,20 +1274,55 @@ kept28:
 	VPUNPCKHQDQ    Y8, Y6, Y6
 	VPSRLW         $0x0f, Y7, Y8
 	VPADDW         Y8, Y6, Y6
-	VMOVDQU        Y6, (BX)(CX*2)
-	VMOVDQU        Y7, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	TESTQ          R13, R13
+	JEQ            noted34
+	VPSUBW         (BX)(CX*2), Y6, Y8
+	MOVQ           CX, R13
+	SHRQ           $0x02, R13
+	MOVQ           a+0(FP), R14
+	MOVQ           144(R14), R14
+	ADDQ           R14, R13
+	VPXOR          Y9, Y9, Y9
+	VPADDW         pattern00010001<>+0(SB), Y8, Y10
+	VPSUBUSW       pattern00020002<>+0(SB), Y10, Y10
+	VPCMPEQW       Y9, Y10, Y10
+	VPCMPEQW       Y9, Y8, Y9
+	VPANDN         Y10, Y9, Y9
+	VPCMPGTW       patternffffffff<>+0(SB), Y8, Y8
+	VPAND          Y10, Y8, Y8
+	VPACKSSWB      Y8, Y9, Y9
+	VPERMQ         $0xd8, Y9, Y9
+	VPMOVMSKB      Y9, R14
+	XORL           $0xffff0000, R14
+	MOVL           R14, (R13)
+	VPMOVMSKB      Y10, R14
+	CMPL           R14, $-1
+	MOVQ           a+0(FP), R13
+	MOVQ           152(R13), R14
+	VMOVDQU        (BX)(CX*2), Y8
+	VMOVDQU        Y8, (R14)
+	SETNE          R14
+	MOVBLZX        R14, R14
+	SHLQ           $0x05, R14
+	ADDQ           R14, 152(R13)
 
-check27:
+noted34:
+	VMOVDQU Y6, (BX)(CX*2)
+	VMOVDQU Y7, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check32:
 	CMPQ CX, R11
-	JB   next26
+	JB   next31
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next26
+	JB   next31
 
-done19:
+done22:
 updated2:
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1118,237 +1364,15 @@ TEXT ·lionSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain29
+	JEQ     plain35
 	CMPQ    CX, $0x01
-	JE      fp1632
-	JA      fp3233
+	JE      fp1638
+	JA      fp3239
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check36
-
-next35:
-	TESTQ   R8, R8
-	JEQ     kept37
-	MOVQ    CX, R12
-	ANDQ    $0x0000003f, R12
-	VMOVDQU (BX)(CX*2), Y5
-	VMOVDQU Y5, 64(R8)(R12*2)
-	VMOVDQU (SI)(CX*2), Y5
-	VMOVDQU Y5, 192(R8)(R12*2)
-	VMOVDQU (DI)(CX*4), Y5
-	VMOVDQU Y5, 320(R8)(R12*4)
-	VMOVDQU 32(DI)(CX*4), Y5
-	VMOVDQU Y5, 352(R8)(R12*4)
-	LEAQ    16(CX), R12
-	MOVQ    R12, (R8)
-
-kept37:
-	PREFETCHT0     (BX)(R11*2)
-	PREFETCHT0     (SI)(R11*2)
-	PREFETCHT0     (DI)(R11*4)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        128(R12), Y5
-	VPADDQ         (SI)(CX*2), Y5, Y5
-	VMOVDQU        Y5, 128(R12)
-	VMOVDQU        256(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 256(R12)
-	PREFETCHT0     (DX)(R11*2)
-	VBROADCASTI128 (DX)(CX*2), Y5
-	VPSHUFB        spread<>+0(SB), Y5, Y5
-	VBROADCASTI128 16(DX)(CX*2), Y6
-	VPSHUFB        spread<>+0(SB), Y6, Y6
-	VBROADCASTI128 (BX)(CX*2), Y7
-	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VBROADCASTI128 16(BX)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VPMOVSXWD      (SI)(CX*2), Y9
-	VPADDD         Y9, Y7, Y7
-	VPMOVSXWD      16(SI)(CX*2), Y9
-	VPADDD         Y9, Y8, Y8
-	VMULPS         (AX), Y5, Y5
-	VFMADD231PS    64(AX), Y7, Y5
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
-	VMULPS         (DI)(CX*4), Y0, Y9
-	VFMADD231PS    Y1, Y5, Y9
-	VFMADD231PS    512(AX), Y7, Y7
-	VPXOR          Y11, Y11, Y11
-	VANDPS         pattern80000000<>+0(SB), Y9, Y10
-	VXORPS         Y4, Y10, Y10
-	VCMPPS         $0x00, Y11, Y9, Y11
-	VANDNPS        Y10, Y11, Y10
-	VCMPPS         $0x03, Y9, Y9, Y11
-	VBLENDVPS      Y11, Y9, Y10, Y10
-	VADDPS         Y10, Y7, Y7
-	VMULPS         32(DI)(CX*4), Y0, Y9
-	VFMADD231PS    Y1, Y6, Y9
-	VFMADD231PS    512(AX), Y8, Y8
-	VPXOR          Y11, Y11, Y11
-	VANDPS         pattern80000000<>+0(SB), Y9, Y10
-	VXORPS         Y4, Y10, Y10
-	VCMPPS         $0x00, Y11, Y9, Y11
-	VANDNPS        Y10, Y11, Y10
-	VCMPPS         $0x03, Y9, Y9, Y11
-	VBLENDVPS      Y11, Y9, Y10, Y10
-	VADDPS         Y10, Y8, Y8
-	VMULPS         (DI)(CX*4), Y2, Y9
-	VFMADD231PS    Y3, Y5, Y9
-	VMULPS         32(DI)(CX*4), Y2, Y5
-	VFMADD231PS    Y3, Y6, Y5
-	VMOVUPS        Y9, (DI)(CX*4)
-	VMOVUPS        Y5, 32(DI)(CX*4)
-	VPERM2I128     $0x20, Y8, Y7, Y5
-	VPERM2I128     $0x31, Y8, Y7, Y7
-	VPSHUFB        separated<>+0(SB), Y5, Y5
-	VPSHUFB        separated<>+0(SB), Y7, Y7
-	VPUNPCKLQDQ    Y7, Y5, Y6
-	VPUNPCKHQDQ    Y7, Y5, Y5
-	VPSRLW         $0x0f, Y6, Y7
-	VPADDW         Y7, Y5, Y5
-	VMOVDQU        Y5, (BX)(CX*2)
-	VMOVDQU        Y6, (SI)(CX*2)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), Y5
-	VPADDQ         (SI)(CX*2), Y5, Y5
-	VMOVDQU        Y5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
-
-check36:
-	CMPQ CX, R10
-	JB   next35
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next35
-	JMP  done34
-
-fp1632:
-	MOVQ R11, CX
-	MOVQ a+0(FP), R11
-	MOVQ 16(R11), R11
-	ADDQ CX, R11
-	JMP  check39
-
-next38:
-	TESTQ   R8, R8
-	JEQ     kept40
-	MOVQ    CX, R12
-	ANDQ    $0x0000003f, R12
-	VMOVDQU (BX)(CX*2), Y5
-	VMOVDQU Y5, 64(R8)(R12*2)
-	VMOVDQU (SI)(CX*2), Y5
-	VMOVDQU Y5, 192(R8)(R12*2)
-	VMOVDQU (DI)(CX*4), Y5
-	VMOVDQU Y5, 320(R8)(R12*4)
-	VMOVDQU 32(DI)(CX*4), Y5
-	VMOVDQU Y5, 352(R8)(R12*4)
-	LEAQ    16(CX), R12
-	MOVQ    R12, (R8)
-
-kept40:
-	PREFETCHT0     (BX)(R11*2)
-	PREFETCHT0     (SI)(R11*2)
-	PREFETCHT0     (DI)(R11*4)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        128(R12), Y5
-	VPADDQ         (SI)(CX*2), Y5, Y5
-	VMOVDQU        Y5, 128(R12)
-	VMOVDQU        256(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 256(R12)
-	PREFETCHT0     (DX)(R11*2)
-	VCVTPH2PS      (DX)(CX*2), Y5
-	VCVTPH2PS      16(DX)(CX*2), Y6
-	VBROADCASTI128 (BX)(CX*2), Y7
-	VPSHUFB        spread<>+0(SB), Y7, Y7
-	VBROADCASTI128 16(BX)(CX*2), Y8
-	VPSHUFB        spread<>+0(SB), Y8, Y8
-	VPMOVSXWD      (SI)(CX*2), Y9
-	VPADDD         Y9, Y7, Y7
-	VPMOVSXWD      16(SI)(CX*2), Y9
-	VPADDD         Y9, Y8, Y8
-	VMULPS         (AX), Y5, Y5
-	VFMADD231PS    64(AX), Y7, Y5
-	VMULPS         (AX), Y6, Y6
-	VFMADD231PS    64(AX), Y8, Y6
-	VMULPS         (DI)(CX*4), Y0, Y9
-	VFMADD231PS    Y1, Y5, Y9
-	VFMADD231PS    512(AX), Y7, Y7
-	VPXOR          Y11, Y11, Y11
-	VANDPS         pattern80000000<>+0(SB), Y9, Y10
-	VXORPS         Y4, Y10, Y10
-	VCMPPS         $0x00, Y11, Y9, Y11
-	VANDNPS        Y10, Y11, Y10
-	VCMPPS         $0x03, Y9, Y9, Y11
-	VBLENDVPS      Y11, Y9, Y10, Y10
-	VADDPS         Y10, Y7, Y7
-	VMULPS         32(DI)(CX*4), Y0, Y9
-	VFMADD231PS    Y1, Y6, Y9
-	VFMADD231PS    512(AX), Y8, Y8
-	VPXOR          Y11, Y11, Y11
-	VANDPS         pattern80000000<>+0(SB), Y9, Y10
-	VXORPS         Y4, Y10, Y10
-	VCMPPS         $0x00, Y11, Y9, Y11
-	VANDNPS        Y10, Y11, Y10
-	VCMPPS         $0x03, Y9, Y9, Y11
-	VBLENDVPS      Y11, Y9, Y10, Y10
-	VADDPS         Y10, Y8, Y8
-	VMULPS         (DI)(CX*4), Y2, Y9
-	VFMADD231PS    Y3, Y5, Y9
-	VMULPS         32(DI)(CX*4), Y2, Y5
-	VFMADD231PS    Y3, Y6, Y5
-	VMOVUPS        Y9, (DI)(CX*4)
-	VMOVUPS        Y5, 32(DI)(CX*4)
-	VPERM2I128     $0x20, Y8, Y7, Y5
-	VPERM2I128     $0x31, Y8, Y7, Y7
-	VPSHUFB        separated<>+0(SB), Y5, Y5
-	VPSHUFB        separated<>+0(SB), Y7, Y7
-	VPUNPCKLQDQ    Y7, Y5, Y6
-	VPUNPCKHQDQ    Y7, Y5, Y5
-	VPSRLW         $0x0f, Y6, Y7
-	VPADDW         Y7, Y5, Y5
-	VMOVDQU        Y5, (BX)(CX*2)
-	VMOVDQU        Y6, (SI)(CX*2)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), Y5
-	VPADDQ         (SI)(CX*2), Y5, Y5
-	VMOVDQU        Y5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
-
-check39:
-	CMPQ CX, R10
-	JB   next38
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next38
-	JMP  done34
-
-fp3233:
-	MOVQ R11, CX
-	MOVQ a+0(FP), R11
-	MOVQ 16(R11), R11
-	ADDQ CX, R11
-	JMP  check42
+	JMP     check42
 
 next41:
 	TESTQ   R8, R8
@@ -1379,6 +1403,298 @@ kept43:
 	VPADDQ         (DI)(CX*4), Y5, Y5
 	VPADDQ         32(DI)(CX*4), Y5, Y5
 	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y7
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted44
+	VPSUBW         (BX)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y9, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted44:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 192(R12)
+	VMOVDQU 320(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check42:
+	CMPQ CX, R10
+	JB   next41
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next41
+	JMP  done40
+
+fp1638:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check46
+
+next45:
+	TESTQ   R8, R8
+	JEQ     kept47
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept47:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y5
+	VCVTPH2PS      16(DX)(CX*2), Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y7
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted48
+	VPSUBW         (BX)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y9, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted48:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 192(R12)
+	VMOVDQU 320(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check46:
+	CMPQ CX, R10
+	JB   next45
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next45
+	JMP  done40
+
+fp3239:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check50
+
+next49:
+	TESTQ   R8, R8
+	JEQ     kept51
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept51:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
 	PREFETCHT0     (DX)(R11*4)
 	VMOVUPS        (DX)(CX*4), Y5
 	VMOVUPS        32(DX)(CX*4), Y6
@@ -1430,44 +1746,79 @@ kept43:
 	VPUNPCKHQDQ    Y7, Y5, Y5
 	VPSRLW         $0x0f, Y6, Y7
 	VPADDW         Y7, Y5, Y5
-	VMOVDQU        Y5, (BX)(CX*2)
-	VMOVDQU        Y6, (SI)(CX*2)
 	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), Y5
-	VPADDQ         (SI)(CX*2), Y5, Y5
-	VMOVDQU        Y5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted52
+	VPSUBW         (BX)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y9, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check42:
+noted52:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 192(R12)
+	VMOVDQU 320(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check50:
 	CMPQ CX, R10
-	JB   next41
+	JB   next49
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next41
+	JB   next49
 
-done34:
-	JMP updated30
+done40:
+	JMP updated36
 
-plain29:
+plain35:
 	CMPQ CX, $0x01
-	JE   fp1645
-	JA   fp3246
+	JE   fp1654
+	JA   fp3255
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check49
+	JMP  check58
 
-next48:
+next57:
 	TESTQ   R8, R8
-	JEQ     kept50
+	JEQ     kept59
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -1481,7 +1832,7 @@ next48:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept50:
+kept59:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1538,30 +1889,65 @@ kept50:
 	VPUNPCKHQDQ    Y7, Y5, Y5
 	VPSRLW         $0x0f, Y6, Y7
 	VPADDW         Y7, Y5, Y5
-	VMOVDQU        Y5, (BX)(CX*2)
-	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted60
+	VPSUBW         (BX)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y9, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check49:
+noted60:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check58:
 	CMPQ CX, R10
-	JB   next48
+	JB   next57
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next48
-	JMP  done47
+	JB   next57
+	JMP  done56
 
-fp1645:
+fp1654:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check52
+	JMP  check62
 
-next51:
+next61:
 	TESTQ   R8, R8
-	JEQ     kept53
+	JEQ     kept63
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -1575,7 +1961,7 @@ next51:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept53:
+kept63:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1630,30 +2016,65 @@ kept53:
 	VPUNPCKHQDQ    Y7, Y5, Y5
 	VPSRLW         $0x0f, Y6, Y7
 	VPADDW         Y7, Y5, Y5
-	VMOVDQU        Y5, (BX)(CX*2)
-	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted64
+	VPSUBW         (BX)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y9, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check52:
+noted64:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check62:
 	CMPQ CX, R10
-	JB   next51
+	JB   next61
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next51
-	JMP  done47
+	JB   next61
+	JMP  done56
 
-fp3246:
+fp3255:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check55
+	JMP  check66
 
-next54:
+next65:
 	TESTQ   R8, R8
-	JEQ     kept56
+	JEQ     kept67
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -1667,7 +2088,7 @@ next54:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept56:
+kept67:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1722,21 +2143,56 @@ kept56:
 	VPUNPCKHQDQ    Y7, Y5, Y5
 	VPSRLW         $0x0f, Y6, Y7
 	VPADDW         Y7, Y5, Y5
-	VMOVDQU        Y5, (BX)(CX*2)
-	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted68
+	VPSUBW         (BX)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y9, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check55:
+noted68:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check66:
 	CMPQ CX, R10
-	JB   next54
+	JB   next65
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next54
+	JB   next65
 
-done47:
-updated30:
+done56:
+updated36:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1774,19 +2230,19 @@ TEXT ·adagradSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain57
+	JEQ     plain69
 	CMPQ    CX, $0x01
-	JE      fp1660
-	JA      fp3261
+	JE      fp1672
+	JA      fp3273
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check64
+	JMP     check76
 
-next63:
+next75:
 	TESTQ   R8, R8
-	JEQ     kept65
+	JEQ     kept77
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y2
@@ -1800,7 +2256,7 @@ next63:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept65:
+kept77:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1852,307 +2308,65 @@ kept65:
 	VPUNPCKHQDQ    Y4, Y2, Y2
 	VPSRLW         $0x0f, Y3, Y4
 	VPADDW         Y4, Y2, Y2
-	VMOVDQU        Y2, (BX)(CX*2)
-	VMOVDQU        Y3, (SI)(CX*2)
 	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), Y2
-	VPADDQ         (SI)(CX*2), Y2, Y2
-	VMOVDQU        Y2, 192(R12)
-	VMOVDQU        320(R12), Y2
-	VPADDQ         (DI)(CX*4), Y2, Y2
-	VPADDQ         32(DI)(CX*4), Y2, Y2
-	VMOVDQU        Y2, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted78
+	VPSUBW         (BX)(CX*2), Y2, Y4
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y5, Y5, Y5
+	VPADDW         pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW       pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW       Y5, Y6, Y6
+	VPCMPEQW       Y5, Y4, Y5
+	VPANDN         Y6, Y5, Y5
+	VPCMPGTW       patternffffffff<>+0(SB), Y4, Y4
+	VPAND          Y6, Y4, Y4
+	VPACKSSWB      Y4, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPMOVMSKB      Y5, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y6, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y4
+	VMOVDQU        Y4, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check64:
+noted78:
+	VMOVDQU Y2, (BX)(CX*2)
+	VMOVDQU Y3, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y2
+	VPADDQ  (SI)(CX*2), Y2, Y2
+	VMOVDQU Y2, 192(R12)
+	VMOVDQU 320(R12), Y2
+	VPADDQ  (DI)(CX*4), Y2, Y2
+	VPADDQ  32(DI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check76:
 	CMPQ CX, R10
-	JB   next63
+	JB   next75
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next63
-	JMP  done62
+	JB   next75
+	JMP  done74
 
-fp1660:
-	MOVQ R11, CX
-	MOVQ a+0(FP), R11
-	MOVQ 16(R11), R11
-	ADDQ CX, R11
-	JMP  check67
-
-next66:
-	TESTQ   R8, R8
-	JEQ     kept68
-	MOVQ    CX, R12
-	ANDQ    $0x0000003f, R12
-	VMOVDQU (BX)(CX*2), Y2
-	VMOVDQU Y2, 64(R8)(R12*2)
-	VMOVDQU (SI)(CX*2), Y2
-	VMOVDQU Y2, 192(R8)(R12*2)
-	VMOVDQU (DI)(CX*4), Y2
-	VMOVDQU Y2, 320(R8)(R12*4)
-	VMOVDQU 32(DI)(CX*4), Y2
-	VMOVDQU Y2, 352(R8)(R12*4)
-	LEAQ    16(CX), R12
-	MOVQ    R12, (R8)
-
-kept68:
-	PREFETCHT0     (BX)(R11*2)
-	PREFETCHT0     (SI)(R11*2)
-	PREFETCHT0     (DI)(R11*4)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        128(R12), Y2
-	VPADDQ         (SI)(CX*2), Y2, Y2
-	VMOVDQU        Y2, 128(R12)
-	VMOVDQU        256(R12), Y2
-	VPADDQ         (DI)(CX*4), Y2, Y2
-	VPADDQ         32(DI)(CX*4), Y2, Y2
-	VMOVDQU        Y2, 256(R12)
-	PREFETCHT0     (DX)(R11*2)
-	VCVTPH2PS      (DX)(CX*2), Y2
-	VCVTPH2PS      16(DX)(CX*2), Y3
-	VBROADCASTI128 (BX)(CX*2), Y4
-	VPSHUFB        spread<>+0(SB), Y4, Y4
-	VBROADCASTI128 16(BX)(CX*2), Y5
-	VPSHUFB        spread<>+0(SB), Y5, Y5
-	VPMOVSXWD      (SI)(CX*2), Y6
-	VPADDD         Y6, Y4, Y4
-	VPMOVSXWD      16(SI)(CX*2), Y6
-	VPADDD         Y6, Y5, Y5
-	VMULPS         (AX), Y2, Y2
-	VFMADD231PS    64(AX), Y4, Y2
-	VMULPS         (AX), Y3, Y3
-	VFMADD231PS    64(AX), Y5, Y3
-	VMOVUPS        (DI)(CX*4), Y6
-	VMOVUPS        32(DI)(CX*4), Y7
-	VFMADD231PS    Y2, Y2, Y6
-	VFMADD231PS    Y3, Y3, Y7
-	VMOVUPS        Y6, (DI)(CX*4)
-	VMOVUPS        Y7, 32(DI)(CX*4)
-	VSQRTPS        Y6, Y6
-	VADDPS         Y0, Y6, Y6
-	VDIVPS         Y6, Y2, Y2
-	VFMADD231PS    Y1, Y2, Y4
-	VSQRTPS        Y7, Y7
-	VADDPS         Y0, Y7, Y7
-	VDIVPS         Y7, Y3, Y3
-	VFMADD231PS    Y1, Y3, Y5
-	VPERM2I128     $0x20, Y5, Y4, Y2
-	VPERM2I128     $0x31, Y5, Y4, Y4
-	VPSHUFB        separated<>+0(SB), Y2, Y2
-	VPSHUFB        separated<>+0(SB), Y4, Y4
-	VPUNPCKLQDQ    Y4, Y2, Y3
-	VPUNPCKHQDQ    Y4, Y2, Y2
-	VPSRLW         $0x0f, Y3, Y4
-	VPADDW         Y4, Y2, Y2
-	VMOVDQU        Y2, (BX)(CX*2)
-	VMOVDQU        Y3, (SI)(CX*2)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), Y2
-	VPADDQ         (SI)(CX*2), Y2, Y2
-	VMOVDQU        Y2, 192(R12)
-	VMOVDQU        320(R12), Y2
-	VPADDQ         (DI)(CX*4), Y2, Y2
-	VPADDQ         32(DI)(CX*4), Y2, Y2
-	VMOVDQU        Y2, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
-
-check67:
-	CMPQ CX, R10
-	JB   next66
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next66
-	JMP  done62
-
-fp3261:
-	MOVQ R11, CX
-	MOVQ a+0(FP), R11
-	MOVQ 16(R11), R11
-	ADDQ CX, R11
-	JMP  check70
-
-next69:
-	TESTQ   R8, R8
-	JEQ     kept71
-	MOVQ    CX, R12
-	ANDQ    $0x0000003f, R12
-	VMOVDQU (BX)(CX*2), Y2
-	VMOVDQU Y2, 64(R8)(R12*2)
-	VMOVDQU (SI)(CX*2), Y2
-	VMOVDQU Y2, 192(R8)(R12*2)
-	VMOVDQU (DI)(CX*4), Y2
-	VMOVDQU Y2, 320(R8)(R12*4)
-	VMOVDQU 32(DI)(CX*4), Y2
-	VMOVDQU Y2, 352(R8)(R12*4)
-	LEAQ    16(CX), R12
-	MOVQ    R12, (R8)
-
-kept71:
-	PREFETCHT0     (BX)(R11*2)
-	PREFETCHT0     (SI)(R11*2)
-	PREFETCHT0     (DI)(R11*4)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        128(R12), Y2
-	VPADDQ         (SI)(CX*2), Y2, Y2
-	VMOVDQU        Y2, 128(R12)
-	VMOVDQU        256(R12), Y2
-	VPADDQ         (DI)(CX*4), Y2, Y2
-	VPADDQ         32(DI)(CX*4), Y2, Y2
-	VMOVDQU        Y2, 256(R12)
-	PREFETCHT0     (DX)(R11*4)
-	VMOVUPS        (DX)(CX*4), Y2
-	VMOVUPS        32(DX)(CX*4), Y3
-	VBROADCASTI128 (BX)(CX*2), Y4
-	VPSHUFB        spread<>+0(SB), Y4, Y4
-	VBROADCASTI128 16(BX)(CX*2), Y5
-	VPSHUFB        spread<>+0(SB), Y5, Y5
-	VPMOVSXWD      (SI)(CX*2), Y6
-	VPADDD         Y6, Y4, Y4
-	VPMOVSXWD      16(SI)(CX*2), Y6
-	VPADDD         Y6, Y5, Y5
-	VMULPS         (AX), Y2, Y2
-	VFMADD231PS    64(AX), Y4, Y2
-	VMULPS         (AX), Y3, Y3
-	VFMADD231PS    64(AX), Y5, Y3
-	VMOVUPS        (DI)(CX*4), Y6
-	VMOVUPS        32(DI)(CX*4), Y7
-	VFMADD231PS    Y2, Y2, Y6
-	VFMADD231PS    Y3, Y3, Y7
-	VMOVUPS        Y6, (DI)(CX*4)
-	VMOVUPS        Y7, 32(DI)(CX*4)
-	VSQRTPS        Y6, Y6
-	VADDPS         Y0, Y6, Y6
-	VDIVPS         Y6, Y2, Y2
-	VFMADD231PS    Y1, Y2, Y4
-	VSQRTPS        Y7, Y7
-	VADDPS         Y0, Y7, Y7
-	VDIVPS         Y7, Y3, Y3
-	VFMADD231PS    Y1, Y3, Y5
-	VPERM2I128     $0x20, Y5, Y4, Y2
-	VPERM2I128     $0x31, Y5, Y4, Y4
-	VPSHUFB        separated<>+0(SB), Y2, Y2
-	VPSHUFB        separated<>+0(SB), Y4, Y4
-	VPUNPCKLQDQ    Y4, Y2, Y3
-	VPUNPCKHQDQ    Y4, Y2, Y2
-	VPSRLW         $0x0f, Y3, Y4
-	VPADDW         Y4, Y2, Y2
-	VMOVDQU        Y2, (BX)(CX*2)
-	VMOVDQU        Y3, (SI)(CX*2)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), Y2
-	VPADDQ         (SI)(CX*2), Y2, Y2
-	VMOVDQU        Y2, 192(R12)
-	VMOVDQU        320(R12), Y2
-	VPADDQ         (DI)(CX*4), Y2, Y2
-	VPADDQ         32(DI)(CX*4), Y2, Y2
-	VMOVDQU        Y2, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
-
-check70:
-	CMPQ CX, R10
-	JB   next69
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next69
-
-done62:
-	JMP updated58
-
-plain57:
-	CMPQ CX, $0x01
-	JE   fp1673
-	JA   fp3274
-	MOVQ R11, CX
-	MOVQ a+0(FP), R11
-	MOVQ 16(R11), R11
-	ADDQ CX, R11
-	JMP  check77
-
-next76:
-	TESTQ   R8, R8
-	JEQ     kept78
-	MOVQ    CX, R12
-	ANDQ    $0x0000003f, R12
-	VMOVDQU (BX)(CX*2), Y2
-	VMOVDQU Y2, 64(R8)(R12*2)
-	VMOVDQU (SI)(CX*2), Y2
-	VMOVDQU Y2, 192(R8)(R12*2)
-	VMOVDQU (DI)(CX*4), Y2
-	VMOVDQU Y2, 320(R8)(R12*4)
-	VMOVDQU 32(DI)(CX*4), Y2
-	VMOVDQU Y2, 352(R8)(R12*4)
-	LEAQ    16(CX), R12
-	MOVQ    R12, (R8)
-
-kept78:
-	PREFETCHT0     (BX)(R11*2)
-	PREFETCHT0     (SI)(R11*2)
-	PREFETCHT0     (DI)(R11*4)
-	PREFETCHT0     (DX)(R11*2)
-	VBROADCASTI128 (DX)(CX*2), Y2
-	VPSHUFB        spread<>+0(SB), Y2, Y2
-	VBROADCASTI128 16(DX)(CX*2), Y3
-	VPSHUFB        spread<>+0(SB), Y3, Y3
-	VBROADCASTI128 (BX)(CX*2), Y4
-	VPSHUFB        spread<>+0(SB), Y4, Y4
-	VBROADCASTI128 16(BX)(CX*2), Y5
-	VPSHUFB        spread<>+0(SB), Y5, Y5
-	VPMOVSXWD      (SI)(CX*2), Y6
-	VPADDD         Y6, Y4, Y4
-	VPMOVSXWD      16(SI)(CX*2), Y6
-	VPADDD         Y6, Y5, Y5
-	VMULPS         (AX), Y2, Y2
-	VFMADD231PS    64(AX), Y4, Y2
-	VMULPS         (AX), Y3, Y3
-	VFMADD231PS    64(AX), Y5, Y3
-	VMOVUPS        (DI)(CX*4), Y6
-	VMOVUPS        32(DI)(CX*4), Y7
-	VFMADD231PS    Y2, Y2, Y6
-	VFMADD231PS    Y3, Y3, Y7
-	VMOVUPS        Y6, (DI)(CX*4)
-	VMOVUPS        Y7, 32(DI)(CX*4)
-	VSQRTPS        Y6, Y6
-	VADDPS         Y0, Y6, Y6
-	VDIVPS         Y6, Y2, Y2
-	VFMADD231PS    Y1, Y2, Y4
-	VSQRTPS        Y7, Y7
-	VADDPS         Y0, Y7, Y7
-	VDIVPS         Y7, Y3, Y3
-	VFMADD231PS    Y1, Y3, Y5
-	VPERM2I128     $0x20, Y5, Y4, Y2
-	VPERM2I128     $0x31, Y5, Y4, Y4
-	VPSHUFB        separated<>+0(SB), Y2, Y2
-	VPSHUFB        separated<>+0(SB), Y4, Y4
-	VPUNPCKLQDQ    Y4, Y2, Y3
-	VPUNPCKHQDQ    Y4, Y2, Y2
-	VPSRLW         $0x0f, Y3, Y4
-	VPADDW         Y4, Y2, Y2
-	VMOVDQU        Y2, (BX)(CX*2)
-	VMOVDQU        Y3, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
-
-check77:
-	CMPQ CX, R10
-	JB   next76
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next76
-	JMP  done75
-
-fp1673:
+fp1672:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
@@ -2179,6 +2393,15 @@ kept81:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y2
+	VPADDQ         (SI)(CX*2), Y2, Y2
+	VMOVDQU        Y2, 128(R12)
+	VMOVDQU        256(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 256(R12)
 	PREFETCHT0     (DX)(R11*2)
 	VCVTPH2PS      (DX)(CX*2), Y2
 	VCVTPH2PS      16(DX)(CX*2), Y3
@@ -2216,10 +2439,54 @@ kept81:
 	VPUNPCKHQDQ    Y4, Y2, Y2
 	VPSRLW         $0x0f, Y3, Y4
 	VPADDW         Y4, Y2, Y2
-	VMOVDQU        Y2, (BX)(CX*2)
-	VMOVDQU        Y3, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted82
+	VPSUBW         (BX)(CX*2), Y2, Y4
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y5, Y5, Y5
+	VPADDW         pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW       pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW       Y5, Y6, Y6
+	VPCMPEQW       Y5, Y4, Y5
+	VPANDN         Y6, Y5, Y5
+	VPCMPGTW       patternffffffff<>+0(SB), Y4, Y4
+	VPAND          Y6, Y4, Y4
+	VPACKSSWB      Y4, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPMOVMSKB      Y5, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y6, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y4
+	VMOVDQU        Y4, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted82:
+	VMOVDQU Y2, (BX)(CX*2)
+	VMOVDQU Y3, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y2
+	VPADDQ  (SI)(CX*2), Y2, Y2
+	VMOVDQU Y2, 192(R12)
+	VMOVDQU 320(R12), Y2
+	VPADDQ  (DI)(CX*4), Y2, Y2
+	VPADDQ  32(DI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
 
 check80:
 	CMPQ CX, R10
@@ -2228,18 +2495,18 @@ check80:
 	CMPQ R10, R9
 	MOVQ R9, R10
 	JB   next79
-	JMP  done75
+	JMP  done74
 
-fp3274:
+fp3273:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check83
+	JMP  check84
 
-next82:
+next83:
 	TESTQ   R8, R8
-	JEQ     kept84
+	JEQ     kept85
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y2
@@ -2253,7 +2520,371 @@ next82:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept84:
+kept85:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y2
+	VPADDQ         (SI)(CX*2), Y2, Y2
+	VMOVDQU        Y2, 128(R12)
+	VMOVDQU        256(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 256(R12)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y2
+	VMOVUPS        32(DX)(CX*4), Y3
+	VBROADCASTI128 (BX)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(BX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXWD      (SI)(CX*2), Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXWD      16(SI)(CX*2), Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VPERM2I128     $0x20, Y5, Y4, Y2
+	VPERM2I128     $0x31, Y5, Y4, Y4
+	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VPSHUFB        separated<>+0(SB), Y4, Y4
+	VPUNPCKLQDQ    Y4, Y2, Y3
+	VPUNPCKHQDQ    Y4, Y2, Y2
+	VPSRLW         $0x0f, Y3, Y4
+	VPADDW         Y4, Y2, Y2
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted86
+	VPSUBW         (BX)(CX*2), Y2, Y4
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y5, Y5, Y5
+	VPADDW         pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW       pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW       Y5, Y6, Y6
+	VPCMPEQW       Y5, Y4, Y5
+	VPANDN         Y6, Y5, Y5
+	VPCMPGTW       patternffffffff<>+0(SB), Y4, Y4
+	VPAND          Y6, Y4, Y4
+	VPACKSSWB      Y4, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPMOVMSKB      Y5, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y6, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y4
+	VMOVDQU        Y4, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted86:
+	VMOVDQU Y2, (BX)(CX*2)
+	VMOVDQU Y3, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y2
+	VPADDQ  (SI)(CX*2), Y2, Y2
+	VMOVDQU Y2, 192(R12)
+	VMOVDQU 320(R12), Y2
+	VPADDQ  (DI)(CX*4), Y2, Y2
+	VPADDQ  32(DI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check84:
+	CMPQ CX, R10
+	JB   next83
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next83
+
+done74:
+	JMP updated70
+
+plain69:
+	CMPQ CX, $0x01
+	JE   fp1688
+	JA   fp3289
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check92
+
+next91:
+	TESTQ   R8, R8
+	JEQ     kept93
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept93:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 16(DX)(CX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VBROADCASTI128 (BX)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(BX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXWD      (SI)(CX*2), Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXWD      16(SI)(CX*2), Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VPERM2I128     $0x20, Y5, Y4, Y2
+	VPERM2I128     $0x31, Y5, Y4, Y4
+	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VPSHUFB        separated<>+0(SB), Y4, Y4
+	VPUNPCKLQDQ    Y4, Y2, Y3
+	VPUNPCKHQDQ    Y4, Y2, Y2
+	VPSRLW         $0x0f, Y3, Y4
+	VPADDW         Y4, Y2, Y2
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted94
+	VPSUBW         (BX)(CX*2), Y2, Y4
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y5, Y5, Y5
+	VPADDW         pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW       pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW       Y5, Y6, Y6
+	VPCMPEQW       Y5, Y4, Y5
+	VPANDN         Y6, Y5, Y5
+	VPCMPGTW       patternffffffff<>+0(SB), Y4, Y4
+	VPAND          Y6, Y4, Y4
+	VPACKSSWB      Y4, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPMOVMSKB      Y5, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y6, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y4
+	VMOVDQU        Y4, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted94:
+	VMOVDQU Y2, (BX)(CX*2)
+	VMOVDQU Y3, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check92:
+	CMPQ CX, R10
+	JB   next91
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next91
+	JMP  done90
+
+fp1688:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check96
+
+next95:
+	TESTQ   R8, R8
+	JEQ     kept97
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept97:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y2
+	VCVTPH2PS      16(DX)(CX*2), Y3
+	VBROADCASTI128 (BX)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(BX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXWD      (SI)(CX*2), Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXWD      16(SI)(CX*2), Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VPERM2I128     $0x20, Y5, Y4, Y2
+	VPERM2I128     $0x31, Y5, Y4, Y4
+	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VPSHUFB        separated<>+0(SB), Y4, Y4
+	VPUNPCKLQDQ    Y4, Y2, Y3
+	VPUNPCKHQDQ    Y4, Y2, Y2
+	VPSRLW         $0x0f, Y3, Y4
+	VPADDW         Y4, Y2, Y2
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted98
+	VPSUBW         (BX)(CX*2), Y2, Y4
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y5, Y5, Y5
+	VPADDW         pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW       pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW       Y5, Y6, Y6
+	VPCMPEQW       Y5, Y4, Y5
+	VPANDN         Y6, Y5, Y5
+	VPCMPGTW       patternffffffff<>+0(SB), Y4, Y4
+	VPAND          Y6, Y4, Y4
+	VPACKSSWB      Y4, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPMOVMSKB      Y5, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y6, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y4
+	VMOVDQU        Y4, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted98:
+	VMOVDQU Y2, (BX)(CX*2)
+	VMOVDQU Y3, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check96:
+	CMPQ CX, R10
+	JB   next95
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next95
+	JMP  done90
+
+fp3289:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check100
+
+next99:
+	TESTQ   R8, R8
+	JEQ     kept101
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept101:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -2294,21 +2925,56 @@ kept84:
 	VPUNPCKHQDQ    Y4, Y2, Y2
 	VPSRLW         $0x0f, Y3, Y4
 	VPADDW         Y4, Y2, Y2
-	VMOVDQU        Y2, (BX)(CX*2)
-	VMOVDQU        Y3, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted102
+	VPSUBW         (BX)(CX*2), Y2, Y4
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y5, Y5, Y5
+	VPADDW         pattern00010001<>+0(SB), Y4, Y6
+	VPSUBUSW       pattern00020002<>+0(SB), Y6, Y6
+	VPCMPEQW       Y5, Y6, Y6
+	VPCMPEQW       Y5, Y4, Y5
+	VPANDN         Y6, Y5, Y5
+	VPCMPGTW       patternffffffff<>+0(SB), Y4, Y4
+	VPAND          Y6, Y4, Y4
+	VPACKSSWB      Y4, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPMOVMSKB      Y5, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y6, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y4
+	VMOVDQU        Y4, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check83:
+noted102:
+	VMOVDQU Y2, (BX)(CX*2)
+	VMOVDQU Y3, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check100:
 	CMPQ CX, R10
-	JB   next82
+	JB   next99
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next82
+	JB   next99
 
-done75:
-updated58:
+done90:
+updated70:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2349,19 +3015,19 @@ TEXT ·sgdSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain85
+	JEQ     plain103
 	CMPQ    CX, $0x01
-	JE      fp1688
-	JA      fp3289
+	JE      fp16106
+	JA      fp32107
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check92
+	JMP     check110
 
-next91:
+next109:
 	TESTQ   R8, R8
-	JEQ     kept93
+	JEQ     kept111
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -2375,7 +3041,7 @@ next91:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept93:
+kept111:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -2427,39 +3093,74 @@ kept93:
 	VPUNPCKHQDQ    Y7, Y5, Y5
 	VPSRLW         $0x0f, Y6, Y7
 	VPADDW         Y7, Y5, Y5
-	VMOVDQU        Y5, (BX)(CX*2)
-	VMOVDQU        Y6, (SI)(CX*2)
 	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), Y5
-	VPADDQ         (SI)(CX*2), Y5, Y5
-	VMOVDQU        Y5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted112
+	VPSUBW         (BX)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y9, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check92:
+noted112:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 192(R12)
+	VMOVDQU 320(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check110:
 	CMPQ CX, R10
-	JB   next91
+	JB   next109
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next91
-	JMP  done90
+	JB   next109
+	JMP  done108
 
-fp1688:
+fp16106:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check95
+	JMP  check114
 
-next94:
+next113:
 	TESTQ   R8, R8
-	JEQ     kept96
+	JEQ     kept115
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -2473,7 +3174,7 @@ next94:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept96:
+kept115:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -2523,39 +3224,74 @@ kept96:
 	VPUNPCKHQDQ    Y7, Y5, Y5
 	VPSRLW         $0x0f, Y6, Y7
 	VPADDW         Y7, Y5, Y5
-	VMOVDQU        Y5, (BX)(CX*2)
-	VMOVDQU        Y6, (SI)(CX*2)
 	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), Y5
-	VPADDQ         (SI)(CX*2), Y5, Y5
-	VMOVDQU        Y5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted116
+	VPSUBW         (BX)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y9, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check95:
+noted116:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 192(R12)
+	VMOVDQU 320(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check114:
 	CMPQ CX, R10
-	JB   next94
+	JB   next113
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next94
-	JMP  done90
+	JB   next113
+	JMP  done108
 
-fp3289:
+fp32107:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check98
+	JMP  check118
 
-next97:
+next117:
 	TESTQ   R8, R8
-	JEQ     kept99
+	JEQ     kept119
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -2569,7 +3305,7 @@ next97:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept99:
+kept119:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -2619,44 +3355,79 @@ kept99:
 	VPUNPCKHQDQ    Y7, Y5, Y5
 	VPSRLW         $0x0f, Y6, Y7
 	VPADDW         Y7, Y5, Y5
-	VMOVDQU        Y5, (BX)(CX*2)
-	VMOVDQU        Y6, (SI)(CX*2)
 	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	VMOVDQU        192(R12), Y5
-	VPADDQ         (SI)(CX*2), Y5, Y5
-	VMOVDQU        Y5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted120
+	VPSUBW         (BX)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y9, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check98:
+noted120:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 192(R12)
+	VMOVDQU 320(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check118:
 	CMPQ CX, R10
-	JB   next97
+	JB   next117
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next97
+	JB   next117
 
-done90:
-	JMP updated86
+done108:
+	JMP updated104
 
-plain85:
+plain103:
 	CMPQ CX, $0x01
-	JE   fp16101
-	JA   fp32102
+	JE   fp16122
+	JA   fp32123
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check105
+	JMP  check126
 
-next104:
+next125:
 	TESTQ   R8, R8
-	JEQ     kept106
+	JEQ     kept127
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -2670,7 +3441,7 @@ next104:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept106:
+kept127:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -2713,30 +3484,65 @@ kept106:
 	VPUNPCKHQDQ    Y7, Y5, Y5
 	VPSRLW         $0x0f, Y6, Y7
 	VPADDW         Y7, Y5, Y5
-	VMOVDQU        Y5, (BX)(CX*2)
-	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted128
+	VPSUBW         (BX)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y9, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check105:
+noted128:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check126:
 	CMPQ CX, R10
-	JB   next104
+	JB   next125
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next104
-	JMP  done103
+	JB   next125
+	JMP  done124
 
-fp16101:
+fp16122:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check108
+	JMP  check130
 
-next107:
+next129:
 	TESTQ   R8, R8
-	JEQ     kept109
+	JEQ     kept131
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -2750,7 +3556,7 @@ next107:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept109:
+kept131:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -2791,30 +3597,65 @@ kept109:
 	VPUNPCKHQDQ    Y7, Y5, Y5
 	VPSRLW         $0x0f, Y6, Y7
 	VPADDW         Y7, Y5, Y5
-	VMOVDQU        Y5, (BX)(CX*2)
-	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted132
+	VPSUBW         (BX)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y9, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check108:
+noted132:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check130:
 	CMPQ CX, R10
-	JB   next107
+	JB   next129
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next107
-	JMP  done103
+	JB   next129
+	JMP  done124
 
-fp32102:
+fp32123:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check111
+	JMP  check134
 
-next110:
+next133:
 	TESTQ   R8, R8
-	JEQ     kept112
+	JEQ     kept135
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -2828,7 +3669,7 @@ next110:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept112:
+kept135:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -2869,21 +3710,56 @@ kept112:
 	VPUNPCKHQDQ    Y7, Y5, Y5
 	VPSRLW         $0x0f, Y6, Y7
 	VPADDW         Y7, Y5, Y5
-	VMOVDQU        Y5, (BX)(CX*2)
-	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted136
+	VPSUBW         (BX)(CX*2), Y5, Y7
+	MOVQ           CX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y9, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(CX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
 
-check111:
+noted136:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check134:
 	CMPQ CX, R10
-	JB   next110
+	JB   next133
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next110
+	JB   next133
 
-done103:
-updated86:
+done124:
+updated104:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2908,15 +3784,15 @@ TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16114
-	JA    fp32115
+	JE    fp16138
+	JA    fp32139
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check118
+	JMP   check142
 
-next117:
+next141:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -2933,23 +3809,23 @@ next117:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check118:
+check142:
 	CMPQ DX, R8
-	JB   next117
+	JB   next141
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next117
-	JMP  done116
+	JB   next141
+	JMP  done140
 
-fp16114:
+fp16138:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check120
+	JMP  check144
 
-next119:
+next143:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -2966,23 +3842,23 @@ next119:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check120:
+check144:
 	CMPQ DX, R8
-	JB   next119
+	JB   next143
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next119
-	JMP  done116
+	JB   next143
+	JMP  done140
 
-fp32115:
+fp32139:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check122
+	JMP  check146
 
-next121:
+next145:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -3000,15 +3876,15 @@ next121:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check122:
+check146:
 	CMPQ DX, R8
-	JB   next121
+	JB   next145
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next121
+	JB   next145
 
-done116:
+done140:
 	VZEROUPPER
 	RET
 
@@ -3034,15 +3910,15 @@ TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16124
-	JA    fp32125
+	JE    fp16148
+	JA    fp32149
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check128
+	JMP   check152
 
-next127:
+next151:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -3064,23 +3940,23 @@ next127:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check128:
+check152:
 	CMPQ DX, R9
-	JB   next127
+	JB   next151
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next127
-	JMP  done126
+	JB   next151
+	JMP  done150
 
-fp16124:
+fp16148:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check130
+	JMP  check154
 
-next129:
+next153:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -3102,23 +3978,23 @@ next129:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check130:
+check154:
 	CMPQ DX, R9
-	JB   next129
+	JB   next153
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next129
-	JMP  done126
+	JB   next153
+	JMP  done150
 
-fp32125:
+fp32149:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check132
+	JMP  check156
 
-next131:
+next155:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -3141,15 +4017,15 @@ next131:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check132:
+check156:
 	CMPQ DX, R9
-	JB   next131
+	JB   next155
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next131
+	JB   next155
 
-done126:
+done150:
 	VZEROUPPER
 	RET
 
@@ -3195,19 +4071,19 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R13
 	MOVQ         40(R13), R13
 	TESTQ        R13, R13
-	JEQ          plain133
+	JEQ          plain157
 	CMPQ         CX, $0x01
-	JE           fp16136
-	JA           fp32137
+	JE           fp16160
+	JA           fp32161
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check140
+	JMP          check164
 
-next139:
+next163:
 	TESTQ   R9, R9
-	JEQ     kept141
+	JEQ     kept165
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -3229,7 +4105,7 @@ next139:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept141:
+kept165:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -3308,6 +4184,41 @@ kept141:
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VPSLLD      $0x10, Y9, Y8
 	VPBLENDW    $0x55, Y11, Y8, Y8
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted166
+	VPSUBW      (BX)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y10, Y10, Y10
+	VPADDW      pattern00010001<>+0(SB), Y9, Y11
+	VPSUBUSW    pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW    Y10, Y11, Y11
+	VPCMPEQW    Y10, Y9, Y10
+	VPANDN      Y11, Y10, Y10
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y11, Y9, Y9
+	VPACKSSWB   Y9, Y10, Y10
+	VPERMQ      $0xd8, Y10, Y10
+	VPMOVMSKB   Y10, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y11, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
+
+noted166:
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
 	MOVQ        a+0(FP), R13
@@ -3401,41 +4312,76 @@ kept141:
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VPSLLD      $0x10, Y9, Y8
 	VPBLENDW    $0x55, Y11, Y8, Y8
-	VMOVDQU     Y7, (BX)(CX*2)
-	VMOVDQU     Y8, (SI)(CX*2)
 	MOVQ        a+0(FP), R13
-	MOVQ        40(R13), R13
-	VMOVDQU     192(R13), Y7
-	VPADDQ      (SI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 192(R13)
-	VMOVDQU     320(R13), Y7
-	VPADDQ      (DI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 320(R13)
-	VMOVDQU     448(R13), Y7
-	VPADDQ      (R8)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 448(R13)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted167
+	VPSUBW      (BX)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y10, Y10, Y10
+	VPADDW      pattern00010001<>+0(SB), Y9, Y11
+	VPSUBUSW    pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW    Y10, Y11, Y11
+	VPCMPEQW    Y10, Y9, Y10
+	VPANDN      Y11, Y10, Y10
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y11, Y9, Y9
+	VPACKSSWB   Y9, Y10, Y10
+	VPERMQ      $0xd8, Y10, Y10
+	VPMOVMSKB   Y10, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y11, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-check140:
+noted167:
+	VMOVDQU Y7, (BX)(CX*2)
+	VMOVDQU Y8, (SI)(CX*2)
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 192(R13), Y7
+	VPADDQ  (SI)(CX*2), Y7, Y7
+	VMOVDQU Y7, 192(R13)
+	VMOVDQU 320(R13), Y7
+	VPADDQ  (DI)(CX*2), Y7, Y7
+	VMOVDQU Y7, 320(R13)
+	VMOVDQU 448(R13), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 448(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check164:
 	CMPQ CX, R11
-	JB   next139
+	JB   next163
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next139
-	JMP  done138
+	JB   next163
+	JMP  done162
 
-fp16136:
+fp16160:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check143
+	JMP  check169
 
-next142:
+next168:
 	TESTQ   R9, R9
-	JEQ     kept144
+	JEQ     kept170
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -3457,7 +4403,7 @@ next142:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept144:
+kept170:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -3539,6 +4485,41 @@ kept144:
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VPSLLD      $0x10, Y9, Y8
 	VPBLENDW    $0x55, Y11, Y8, Y8
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted171
+	VPSUBW      (BX)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y10, Y10, Y10
+	VPADDW      pattern00010001<>+0(SB), Y9, Y11
+	VPSUBUSW    pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW    Y10, Y11, Y11
+	VPCMPEQW    Y10, Y9, Y10
+	VPANDN      Y11, Y10, Y10
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y11, Y9, Y9
+	VPACKSSWB   Y9, Y10, Y10
+	VPERMQ      $0xd8, Y10, Y10
+	VPMOVMSKB   Y10, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y11, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
+
+noted171:
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
 	MOVQ        a+0(FP), R13
@@ -3635,41 +4616,76 @@ kept144:
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VPSLLD      $0x10, Y9, Y8
 	VPBLENDW    $0x55, Y11, Y8, Y8
-	VMOVDQU     Y7, (BX)(CX*2)
-	VMOVDQU     Y8, (SI)(CX*2)
 	MOVQ        a+0(FP), R13
-	MOVQ        40(R13), R13
-	VMOVDQU     192(R13), Y7
-	VPADDQ      (SI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 192(R13)
-	VMOVDQU     320(R13), Y7
-	VPADDQ      (DI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 320(R13)
-	VMOVDQU     448(R13), Y7
-	VPADDQ      (R8)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 448(R13)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted172
+	VPSUBW      (BX)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y10, Y10, Y10
+	VPADDW      pattern00010001<>+0(SB), Y9, Y11
+	VPSUBUSW    pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW    Y10, Y11, Y11
+	VPCMPEQW    Y10, Y9, Y10
+	VPANDN      Y11, Y10, Y10
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y11, Y9, Y9
+	VPACKSSWB   Y9, Y10, Y10
+	VPERMQ      $0xd8, Y10, Y10
+	VPMOVMSKB   Y10, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y11, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-check143:
+noted172:
+	VMOVDQU Y7, (BX)(CX*2)
+	VMOVDQU Y8, (SI)(CX*2)
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 192(R13), Y7
+	VPADDQ  (SI)(CX*2), Y7, Y7
+	VMOVDQU Y7, 192(R13)
+	VMOVDQU 320(R13), Y7
+	VPADDQ  (DI)(CX*2), Y7, Y7
+	VMOVDQU Y7, 320(R13)
+	VMOVDQU 448(R13), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 448(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check169:
 	CMPQ CX, R11
-	JB   next142
+	JB   next168
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next142
-	JMP  done138
+	JB   next168
+	JMP  done162
 
-fp32137:
+fp32161:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check146
+	JMP  check174
 
-next145:
+next173:
 	TESTQ   R9, R9
-	JEQ     kept147
+	JEQ     kept175
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -3691,7 +4707,7 @@ next145:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept147:
+kept175:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -3773,6 +4789,41 @@ kept147:
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VPSLLD      $0x10, Y9, Y8
 	VPBLENDW    $0x55, Y11, Y8, Y8
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted176
+	VPSUBW      (BX)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y10, Y10, Y10
+	VPADDW      pattern00010001<>+0(SB), Y9, Y11
+	VPSUBUSW    pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW    Y10, Y11, Y11
+	VPCMPEQW    Y10, Y9, Y10
+	VPANDN      Y11, Y10, Y10
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y11, Y9, Y9
+	VPACKSSWB   Y9, Y10, Y10
+	VPERMQ      $0xd8, Y10, Y10
+	VPMOVMSKB   Y10, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y11, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
+
+noted176:
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
 	MOVQ        a+0(FP), R13
@@ -3869,46 +4920,81 @@ kept147:
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VPSLLD      $0x10, Y9, Y8
 	VPBLENDW    $0x55, Y11, Y8, Y8
-	VMOVDQU     Y7, (BX)(CX*2)
-	VMOVDQU     Y8, (SI)(CX*2)
 	MOVQ        a+0(FP), R13
-	MOVQ        40(R13), R13
-	VMOVDQU     192(R13), Y7
-	VPADDQ      (SI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 192(R13)
-	VMOVDQU     320(R13), Y7
-	VPADDQ      (DI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 320(R13)
-	VMOVDQU     448(R13), Y7
-	VPADDQ      (R8)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 448(R13)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted177
+	VPSUBW      (BX)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y10, Y10, Y10
+	VPADDW      pattern00010001<>+0(SB), Y9, Y11
+	VPSUBUSW    pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW    Y10, Y11, Y11
+	VPCMPEQW    Y10, Y9, Y10
+	VPANDN      Y11, Y10, Y10
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y11, Y9, Y9
+	VPACKSSWB   Y9, Y10, Y10
+	VPERMQ      $0xd8, Y10, Y10
+	VPMOVMSKB   Y10, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y11, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-check146:
+noted177:
+	VMOVDQU Y7, (BX)(CX*2)
+	VMOVDQU Y8, (SI)(CX*2)
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 192(R13), Y7
+	VPADDQ  (SI)(CX*2), Y7, Y7
+	VMOVDQU Y7, 192(R13)
+	VMOVDQU 320(R13), Y7
+	VPADDQ  (DI)(CX*2), Y7, Y7
+	VMOVDQU Y7, 320(R13)
+	VMOVDQU 448(R13), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 448(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check174:
 	CMPQ CX, R11
-	JB   next145
+	JB   next173
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next145
+	JB   next173
 
-done138:
-	JMP updated134
+done162:
+	JMP updated158
 
-plain133:
+plain157:
 	CMPQ CX, $0x01
-	JE   fp16149
-	JA   fp32150
+	JE   fp16179
+	JA   fp32180
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check153
+	JMP  check183
 
-next152:
+next182:
 	TESTQ   R9, R9
-	JEQ     kept154
+	JEQ     kept184
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -3930,7 +5016,7 @@ next152:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept154:
+kept184:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -3998,6 +5084,41 @@ kept154:
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VPSLLD      $0x10, Y9, Y8
 	VPBLENDW    $0x55, Y11, Y8, Y8
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted185
+	VPSUBW      (BX)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y10, Y10, Y10
+	VPADDW      pattern00010001<>+0(SB), Y9, Y11
+	VPSUBUSW    pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW    Y10, Y11, Y11
+	VPCMPEQW    Y10, Y9, Y10
+	VPANDN      Y11, Y10, Y10
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y11, Y9, Y9
+	VPACKSSWB   Y9, Y10, Y10
+	VPERMQ      $0xd8, Y10, Y10
+	VPMOVMSKB   Y10, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y11, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
+
+noted185:
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
 	ADDQ        $0x10, CX
@@ -4069,30 +5190,65 @@ kept154:
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VPSLLD      $0x10, Y9, Y8
 	VPBLENDW    $0x55, Y11, Y8, Y8
-	VMOVDQU     Y7, (BX)(CX*2)
-	VMOVDQU     Y8, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted186
+	VPSUBW      (BX)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y10, Y10, Y10
+	VPADDW      pattern00010001<>+0(SB), Y9, Y11
+	VPSUBUSW    pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW    Y10, Y11, Y11
+	VPCMPEQW    Y10, Y9, Y10
+	VPANDN      Y11, Y10, Y10
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y11, Y9, Y9
+	VPACKSSWB   Y9, Y10, Y10
+	VPERMQ      $0xd8, Y10, Y10
+	VPMOVMSKB   Y10, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y11, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-check153:
+noted186:
+	VMOVDQU Y7, (BX)(CX*2)
+	VMOVDQU Y8, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check183:
 	CMPQ CX, R11
-	JB   next152
+	JB   next182
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next152
-	JMP  done151
+	JB   next182
+	JMP  done181
 
-fp16149:
+fp16179:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check156
+	JMP  check188
 
-next155:
+next187:
 	TESTQ   R9, R9
-	JEQ     kept157
+	JEQ     kept189
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -4114,7 +5270,7 @@ next155:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept157:
+kept189:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -4185,6 +5341,41 @@ kept157:
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VPSLLD      $0x10, Y9, Y8
 	VPBLENDW    $0x55, Y11, Y8, Y8
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted190
+	VPSUBW      (BX)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y10, Y10, Y10
+	VPADDW      pattern00010001<>+0(SB), Y9, Y11
+	VPSUBUSW    pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW    Y10, Y11, Y11
+	VPCMPEQW    Y10, Y9, Y10
+	VPANDN      Y11, Y10, Y10
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y11, Y9, Y9
+	VPACKSSWB   Y9, Y10, Y10
+	VPERMQ      $0xd8, Y10, Y10
+	VPMOVMSKB   Y10, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y11, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
+
+noted190:
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
 	ADDQ        $0x10, CX
@@ -4259,30 +5450,65 @@ kept157:
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VPSLLD      $0x10, Y9, Y8
 	VPBLENDW    $0x55, Y11, Y8, Y8
-	VMOVDQU     Y7, (BX)(CX*2)
-	VMOVDQU     Y8, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted191
+	VPSUBW      (BX)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y10, Y10, Y10
+	VPADDW      pattern00010001<>+0(SB), Y9, Y11
+	VPSUBUSW    pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW    Y10, Y11, Y11
+	VPCMPEQW    Y10, Y9, Y10
+	VPANDN      Y11, Y10, Y10
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y11, Y9, Y9
+	VPACKSSWB   Y9, Y10, Y10
+	VPERMQ      $0xd8, Y10, Y10
+	VPMOVMSKB   Y10, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y11, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-check156:
+noted191:
+	VMOVDQU Y7, (BX)(CX*2)
+	VMOVDQU Y8, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check188:
 	CMPQ CX, R11
-	JB   next155
+	JB   next187
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next155
-	JMP  done151
+	JB   next187
+	JMP  done181
 
-fp32150:
+fp32180:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check159
+	JMP  check193
 
-next158:
+next192:
 	TESTQ   R9, R9
-	JEQ     kept160
+	JEQ     kept194
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -4304,7 +5530,7 @@ next158:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept160:
+kept194:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -4375,6 +5601,41 @@ kept160:
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VPSLLD      $0x10, Y9, Y8
 	VPBLENDW    $0x55, Y11, Y8, Y8
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted195
+	VPSUBW      (BX)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y10, Y10, Y10
+	VPADDW      pattern00010001<>+0(SB), Y9, Y11
+	VPSUBUSW    pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW    Y10, Y11, Y11
+	VPCMPEQW    Y10, Y9, Y10
+	VPANDN      Y11, Y10, Y10
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y11, Y9, Y9
+	VPACKSSWB   Y9, Y10, Y10
+	VPERMQ      $0xd8, Y10, Y10
+	VPMOVMSKB   Y10, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y11, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
+
+noted195:
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
 	ADDQ        $0x10, CX
@@ -4449,21 +5710,56 @@ kept160:
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VPSLLD      $0x10, Y9, Y8
 	VPBLENDW    $0x55, Y11, Y8, Y8
-	VMOVDQU     Y7, (BX)(CX*2)
-	VMOVDQU     Y8, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	TESTQ       R13, R13
+	JEQ         noted196
+	VPSUBW      (BX)(CX*2), Y7, Y9
+	MOVQ        CX, R13
+	SHRQ        $0x02, R13
+	MOVQ        a+0(FP), R14
+	MOVQ        144(R14), R14
+	ADDQ        R14, R13
+	VPXOR       Y10, Y10, Y10
+	VPADDW      pattern00010001<>+0(SB), Y9, Y11
+	VPSUBUSW    pattern00020002<>+0(SB), Y11, Y11
+	VPCMPEQW    Y10, Y11, Y11
+	VPCMPEQW    Y10, Y9, Y10
+	VPANDN      Y11, Y10, Y10
+	VPCMPGTW    patternffffffff<>+0(SB), Y9, Y9
+	VPAND       Y11, Y9, Y9
+	VPACKSSWB   Y9, Y10, Y10
+	VPERMQ      $0xd8, Y10, Y10
+	VPMOVMSKB   Y10, R14
+	XORL        $0xffff0000, R14
+	MOVL        R14, (R13)
+	VPMOVMSKB   Y11, R14
+	CMPL        R14, $-1
+	MOVQ        a+0(FP), R13
+	MOVQ        152(R13), R14
+	VMOVDQU     (BX)(CX*2), Y9
+	VMOVDQU     Y9, (R14)
+	SETNE       R14
+	MOVBLZX     R14, R14
+	SHLQ        $0x05, R14
+	ADDQ        R14, 152(R13)
 
-check159:
+noted196:
+	VMOVDQU Y7, (BX)(CX*2)
+	VMOVDQU Y8, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check193:
 	CMPQ CX, R11
-	JB   next158
+	JB   next192
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next158
+	JB   next192
 
-done151:
-updated134:
+done181:
+updated158:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -4504,19 +5800,19 @@ TEXT ·lionSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain161
+	JEQ     plain197
 	CMPQ    CX, $0x01
-	JE      fp16164
-	JA      fp32165
+	JE      fp16200
+	JA      fp32201
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check168
+	JMP     check204
 
-next167:
+next203:
 	TESTQ   R8, R8
-	JEQ     kept169
+	JEQ     kept205
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -4534,7 +5830,7 @@ next167:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept169:
+kept205:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -4601,6 +5897,41 @@ kept169:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted206
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted206:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
@@ -4679,38 +6010,73 @@ kept169:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), Y5
-	VPADDQ      (SI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted207
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check168:
+noted207:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 192(R12)
+	VMOVDQU 320(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check204:
 	CMPQ CX, R10
-	JB   next167
+	JB   next203
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next167
-	JMP  done166
+	JB   next203
+	JMP  done202
 
-fp16164:
+fp16200:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check171
+	JMP  check209
 
-next170:
+next208:
 	TESTQ   R8, R8
-	JEQ     kept172
+	JEQ     kept210
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -4728,7 +6094,7 @@ next170:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept172:
+kept210:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -4798,6 +6164,41 @@ kept172:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted211
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted211:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
@@ -4879,38 +6280,73 @@ kept172:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), Y5
-	VPADDQ      (SI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted212
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check171:
+noted212:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 192(R12)
+	VMOVDQU 320(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check209:
 	CMPQ CX, R10
-	JB   next170
+	JB   next208
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next170
-	JMP  done166
+	JB   next208
+	JMP  done202
 
-fp32165:
+fp32201:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check174
+	JMP  check214
 
-next173:
+next213:
 	TESTQ   R8, R8
-	JEQ     kept175
+	JEQ     kept215
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -4928,7 +6364,7 @@ next173:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept175:
+kept215:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -4998,6 +6434,41 @@ kept175:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted216
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted216:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
@@ -5079,43 +6550,78 @@ kept175:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), Y5
-	VPADDQ      (SI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted217
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check174:
+noted217:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 192(R12)
+	VMOVDQU 320(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check214:
 	CMPQ CX, R10
-	JB   next173
+	JB   next213
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next173
+	JB   next213
 
-done166:
-	JMP updated162
+done202:
+	JMP updated198
 
-plain161:
+plain197:
 	CMPQ CX, $0x01
-	JE   fp16177
-	JA   fp32178
+	JE   fp16219
+	JA   fp32220
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check181
+	JMP  check223
 
-next180:
+next222:
 	TESTQ   R8, R8
-	JEQ     kept182
+	JEQ     kept224
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -5133,7 +6639,7 @@ next180:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept182:
+kept224:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -5192,6 +6698,41 @@ kept182:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted225
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted225:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
@@ -5254,30 +6795,65 @@ kept182:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted226
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check181:
+noted226:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check223:
 	CMPQ CX, R10
-	JB   next180
+	JB   next222
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next180
-	JMP  done179
+	JB   next222
+	JMP  done221
 
-fp16177:
+fp16219:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check184
+	JMP  check228
 
-next183:
+next227:
 	TESTQ   R8, R8
-	JEQ     kept185
+	JEQ     kept229
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -5295,7 +6871,7 @@ next183:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept185:
+kept229:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -5357,6 +6933,41 @@ kept185:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted230
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted230:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
@@ -5422,30 +7033,65 @@ kept185:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted231
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check184:
+noted231:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check228:
 	CMPQ CX, R10
-	JB   next183
+	JB   next227
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next183
-	JMP  done179
+	JB   next227
+	JMP  done221
 
-fp32178:
+fp32220:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check187
+	JMP  check233
 
-next186:
+next232:
 	TESTQ   R8, R8
-	JEQ     kept188
+	JEQ     kept234
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -5463,7 +7109,7 @@ next186:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept188:
+kept234:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -5525,6 +7171,41 @@ kept188:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted235
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted235:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
@@ -5590,21 +7271,56 @@ kept188:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted236
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check187:
+noted236:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check233:
 	CMPQ CX, R10
-	JB   next186
+	JB   next232
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next186
+	JB   next232
 
-done179:
-updated162:
+done221:
+updated198:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -5645,19 +7361,19 @@ TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain189
+	JEQ          plain237
 	CMPQ         CX, $0x01
-	JE           fp16192
-	JA           fp32193
+	JE           fp16240
+	JA           fp32241
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check196
+	JMP          check244
 
-next195:
+next243:
 	TESTQ   R8, R8
-	JEQ     kept197
+	JEQ     kept245
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -5675,7 +7391,7 @@ next195:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept197:
+kept245:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -5732,6 +7448,41 @@ kept197:
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VPSLLD      $0x10, Y5, Y4
 	VPBLENDW    $0x55, Y7, Y4, Y4
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted246
+	VPSUBW      (BX)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y6, Y6, Y6
+	VPADDW      pattern00010001<>+0(SB), Y5, Y7
+	VPSUBUSW    pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW    Y6, Y7, Y7
+	VPCMPEQW    Y6, Y5, Y6
+	VPANDN      Y7, Y6, Y6
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y7, Y5, Y5
+	VPACKSSWB   Y5, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VPMOVMSKB   Y6, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y7, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted246:
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
@@ -5800,38 +7551,73 @@ kept197:
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VPSLLD      $0x10, Y5, Y4
 	VPBLENDW    $0x55, Y7, Y4, Y4
-	VMOVDQU     Y3, (BX)(CX*2)
-	VMOVDQU     Y4, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), Y3
-	VPADDQ      (SI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 192(R12)
-	VMOVDQU     320(R12), Y3
-	VPADDQ      (DI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted247
+	VPSUBW      (BX)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y6, Y6, Y6
+	VPADDW      pattern00010001<>+0(SB), Y5, Y7
+	VPSUBUSW    pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW    Y6, Y7, Y7
+	VPCMPEQW    Y6, Y5, Y6
+	VPANDN      Y7, Y6, Y6
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y7, Y5, Y5
+	VPACKSSWB   Y5, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VPMOVMSKB   Y6, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y7, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check196:
+noted247:
+	VMOVDQU Y3, (BX)(CX*2)
+	VMOVDQU Y4, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y3
+	VPADDQ  (SI)(CX*2), Y3, Y3
+	VMOVDQU Y3, 192(R12)
+	VMOVDQU 320(R12), Y3
+	VPADDQ  (DI)(CX*2), Y3, Y3
+	VMOVDQU Y3, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check244:
 	CMPQ CX, R10
-	JB   next195
+	JB   next243
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next195
-	JMP  done194
+	JB   next243
+	JMP  done242
 
-fp16192:
+fp16240:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check199
+	JMP  check249
 
-next198:
+next248:
 	TESTQ   R8, R8
-	JEQ     kept200
+	JEQ     kept250
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -5849,7 +7635,7 @@ next198:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept200:
+kept250:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -5909,6 +7695,41 @@ kept200:
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VPSLLD      $0x10, Y5, Y4
 	VPBLENDW    $0x55, Y7, Y4, Y4
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted251
+	VPSUBW      (BX)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y6, Y6, Y6
+	VPADDW      pattern00010001<>+0(SB), Y5, Y7
+	VPSUBUSW    pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW    Y6, Y7, Y7
+	VPCMPEQW    Y6, Y5, Y6
+	VPANDN      Y7, Y6, Y6
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y7, Y5, Y5
+	VPACKSSWB   Y5, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VPMOVMSKB   Y6, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y7, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted251:
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
@@ -5980,38 +7801,73 @@ kept200:
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VPSLLD      $0x10, Y5, Y4
 	VPBLENDW    $0x55, Y7, Y4, Y4
-	VMOVDQU     Y3, (BX)(CX*2)
-	VMOVDQU     Y4, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), Y3
-	VPADDQ      (SI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 192(R12)
-	VMOVDQU     320(R12), Y3
-	VPADDQ      (DI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted252
+	VPSUBW      (BX)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y6, Y6, Y6
+	VPADDW      pattern00010001<>+0(SB), Y5, Y7
+	VPSUBUSW    pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW    Y6, Y7, Y7
+	VPCMPEQW    Y6, Y5, Y6
+	VPANDN      Y7, Y6, Y6
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y7, Y5, Y5
+	VPACKSSWB   Y5, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VPMOVMSKB   Y6, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y7, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check199:
+noted252:
+	VMOVDQU Y3, (BX)(CX*2)
+	VMOVDQU Y4, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y3
+	VPADDQ  (SI)(CX*2), Y3, Y3
+	VMOVDQU Y3, 192(R12)
+	VMOVDQU 320(R12), Y3
+	VPADDQ  (DI)(CX*2), Y3, Y3
+	VMOVDQU Y3, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check249:
 	CMPQ CX, R10
-	JB   next198
+	JB   next248
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next198
-	JMP  done194
+	JB   next248
+	JMP  done242
 
-fp32193:
+fp32241:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check202
+	JMP  check254
 
-next201:
+next253:
 	TESTQ   R8, R8
-	JEQ     kept203
+	JEQ     kept255
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -6029,7 +7885,7 @@ next201:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept203:
+kept255:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -6089,6 +7945,41 @@ kept203:
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VPSLLD      $0x10, Y5, Y4
 	VPBLENDW    $0x55, Y7, Y4, Y4
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted256
+	VPSUBW      (BX)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y6, Y6, Y6
+	VPADDW      pattern00010001<>+0(SB), Y5, Y7
+	VPSUBUSW    pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW    Y6, Y7, Y7
+	VPCMPEQW    Y6, Y5, Y6
+	VPANDN      Y7, Y6, Y6
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y7, Y5, Y5
+	VPACKSSWB   Y5, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VPMOVMSKB   Y6, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y7, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted256:
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
@@ -6160,43 +8051,78 @@ kept203:
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VPSLLD      $0x10, Y5, Y4
 	VPBLENDW    $0x55, Y7, Y4, Y4
-	VMOVDQU     Y3, (BX)(CX*2)
-	VMOVDQU     Y4, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), Y3
-	VPADDQ      (SI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 192(R12)
-	VMOVDQU     320(R12), Y3
-	VPADDQ      (DI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted257
+	VPSUBW      (BX)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y6, Y6, Y6
+	VPADDW      pattern00010001<>+0(SB), Y5, Y7
+	VPSUBUSW    pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW    Y6, Y7, Y7
+	VPCMPEQW    Y6, Y5, Y6
+	VPANDN      Y7, Y6, Y6
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y7, Y5, Y5
+	VPACKSSWB   Y5, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VPMOVMSKB   Y6, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y7, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check202:
+noted257:
+	VMOVDQU Y3, (BX)(CX*2)
+	VMOVDQU Y4, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y3
+	VPADDQ  (SI)(CX*2), Y3, Y3
+	VMOVDQU Y3, 192(R12)
+	VMOVDQU 320(R12), Y3
+	VPADDQ  (DI)(CX*2), Y3, Y3
+	VMOVDQU Y3, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check254:
 	CMPQ CX, R10
-	JB   next201
+	JB   next253
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next201
+	JB   next253
 
-done194:
-	JMP updated190
+done242:
+	JMP updated238
 
-plain189:
+plain237:
 	CMPQ CX, $0x01
-	JE   fp16205
-	JA   fp32206
+	JE   fp16259
+	JA   fp32260
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check209
+	JMP  check263
 
-next208:
+next262:
 	TESTQ   R8, R8
-	JEQ     kept210
+	JEQ     kept264
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -6214,7 +8140,7 @@ next208:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept210:
+kept264:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -6263,6 +8189,41 @@ kept210:
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VPSLLD      $0x10, Y5, Y4
 	VPBLENDW    $0x55, Y7, Y4, Y4
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted265
+	VPSUBW      (BX)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y6, Y6, Y6
+	VPADDW      pattern00010001<>+0(SB), Y5, Y7
+	VPSUBUSW    pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW    Y6, Y7, Y7
+	VPCMPEQW    Y6, Y5, Y6
+	VPANDN      Y7, Y6, Y6
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y7, Y5, Y5
+	VPACKSSWB   Y5, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VPMOVMSKB   Y6, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y7, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted265:
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
 	ADDQ        $0x10, CX
@@ -6315,30 +8276,65 @@ kept210:
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VPSLLD      $0x10, Y5, Y4
 	VPBLENDW    $0x55, Y7, Y4, Y4
-	VMOVDQU     Y3, (BX)(CX*2)
-	VMOVDQU     Y4, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted266
+	VPSUBW      (BX)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y6, Y6, Y6
+	VPADDW      pattern00010001<>+0(SB), Y5, Y7
+	VPSUBUSW    pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW    Y6, Y7, Y7
+	VPCMPEQW    Y6, Y5, Y6
+	VPANDN      Y7, Y6, Y6
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y7, Y5, Y5
+	VPACKSSWB   Y5, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VPMOVMSKB   Y6, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y7, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check209:
+noted266:
+	VMOVDQU Y3, (BX)(CX*2)
+	VMOVDQU Y4, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check263:
 	CMPQ CX, R10
-	JB   next208
+	JB   next262
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next208
-	JMP  done207
+	JB   next262
+	JMP  done261
 
-fp16205:
+fp16259:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check212
+	JMP  check268
 
-next211:
+next267:
 	TESTQ   R8, R8
-	JEQ     kept213
+	JEQ     kept269
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -6356,7 +8352,7 @@ next211:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept213:
+kept269:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -6408,6 +8404,41 @@ kept213:
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VPSLLD      $0x10, Y5, Y4
 	VPBLENDW    $0x55, Y7, Y4, Y4
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted270
+	VPSUBW      (BX)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y6, Y6, Y6
+	VPADDW      pattern00010001<>+0(SB), Y5, Y7
+	VPSUBUSW    pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW    Y6, Y7, Y7
+	VPCMPEQW    Y6, Y5, Y6
+	VPANDN      Y7, Y6, Y6
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y7, Y5, Y5
+	VPACKSSWB   Y5, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VPMOVMSKB   Y6, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y7, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted270:
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
 	ADDQ        $0x10, CX
@@ -6463,30 +8494,65 @@ kept213:
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VPSLLD      $0x10, Y5, Y4
 	VPBLENDW    $0x55, Y7, Y4, Y4
-	VMOVDQU     Y3, (BX)(CX*2)
-	VMOVDQU     Y4, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted271
+	VPSUBW      (BX)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y6, Y6, Y6
+	VPADDW      pattern00010001<>+0(SB), Y5, Y7
+	VPSUBUSW    pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW    Y6, Y7, Y7
+	VPCMPEQW    Y6, Y5, Y6
+	VPANDN      Y7, Y6, Y6
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y7, Y5, Y5
+	VPACKSSWB   Y5, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VPMOVMSKB   Y6, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y7, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check212:
+noted271:
+	VMOVDQU Y3, (BX)(CX*2)
+	VMOVDQU Y4, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check268:
 	CMPQ CX, R10
-	JB   next211
+	JB   next267
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next211
-	JMP  done207
+	JB   next267
+	JMP  done261
 
-fp32206:
+fp32260:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check215
+	JMP  check273
 
-next214:
+next272:
 	TESTQ   R8, R8
-	JEQ     kept216
+	JEQ     kept274
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -6504,7 +8570,7 @@ next214:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept216:
+kept274:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -6556,6 +8622,41 @@ kept216:
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VPSLLD      $0x10, Y5, Y4
 	VPBLENDW    $0x55, Y7, Y4, Y4
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted275
+	VPSUBW      (BX)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y6, Y6, Y6
+	VPADDW      pattern00010001<>+0(SB), Y5, Y7
+	VPSUBUSW    pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW    Y6, Y7, Y7
+	VPCMPEQW    Y6, Y5, Y6
+	VPANDN      Y7, Y6, Y6
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y7, Y5, Y5
+	VPACKSSWB   Y5, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VPMOVMSKB   Y6, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y7, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted275:
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
 	ADDQ        $0x10, CX
@@ -6611,21 +8712,56 @@ kept216:
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VPSLLD      $0x10, Y5, Y4
 	VPBLENDW    $0x55, Y7, Y4, Y4
-	VMOVDQU     Y3, (BX)(CX*2)
-	VMOVDQU     Y4, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted276
+	VPSUBW      (BX)(CX*2), Y3, Y5
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y6, Y6, Y6
+	VPADDW      pattern00010001<>+0(SB), Y5, Y7
+	VPSUBUSW    pattern00020002<>+0(SB), Y7, Y7
+	VPCMPEQW    Y6, Y7, Y7
+	VPCMPEQW    Y6, Y5, Y6
+	VPANDN      Y7, Y6, Y6
+	VPCMPGTW    patternffffffff<>+0(SB), Y5, Y5
+	VPAND       Y7, Y5, Y5
+	VPACKSSWB   Y5, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VPMOVMSKB   Y6, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y7, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y5
+	VMOVDQU     Y5, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check215:
+noted276:
+	VMOVDQU Y3, (BX)(CX*2)
+	VMOVDQU Y4, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check273:
 	CMPQ CX, R10
-	JB   next214
+	JB   next272
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next214
+	JB   next272
 
-done207:
-updated190:
+done261:
+updated238:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -6666,19 +8802,19 @@ TEXT ·sgdSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain217
+	JEQ     plain277
 	CMPQ    CX, $0x01
-	JE      fp16220
-	JA      fp32221
+	JE      fp16280
+	JA      fp32281
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check224
+	JMP     check284
 
-next223:
+next283:
 	TESTQ   R8, R8
-	JEQ     kept225
+	JEQ     kept285
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -6696,7 +8832,7 @@ next223:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept225:
+kept285:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -6749,6 +8885,41 @@ kept225:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted286
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted286:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
@@ -6813,38 +8984,73 @@ kept225:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), Y5
-	VPADDQ      (SI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted287
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check224:
+noted287:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 192(R12)
+	VMOVDQU 320(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check284:
 	CMPQ CX, R10
-	JB   next223
+	JB   next283
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next223
-	JMP  done222
+	JB   next283
+	JMP  done282
 
-fp16220:
+fp16280:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check227
+	JMP  check289
 
-next226:
+next288:
 	TESTQ   R8, R8
-	JEQ     kept228
+	JEQ     kept290
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -6862,7 +9068,7 @@ next226:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept228:
+kept290:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -6918,6 +9124,41 @@ kept228:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted291
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted291:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
@@ -6985,38 +9226,73 @@ kept228:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), Y5
-	VPADDQ      (SI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted292
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check227:
+noted292:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 192(R12)
+	VMOVDQU 320(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check289:
 	CMPQ CX, R10
-	JB   next226
+	JB   next288
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next226
-	JMP  done222
+	JB   next288
+	JMP  done282
 
-fp32221:
+fp32281:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check230
+	JMP  check294
 
-next229:
+next293:
 	TESTQ   R8, R8
-	JEQ     kept231
+	JEQ     kept295
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -7034,7 +9310,7 @@ next229:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept231:
+kept295:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -7090,6 +9366,41 @@ kept231:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted296
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted296:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
@@ -7157,43 +9468,78 @@ kept231:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
 	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	VMOVDQU     192(R12), Y5
-	VPADDQ      (SI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted297
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check230:
+noted297:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	VMOVDQU 192(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 192(R12)
+	VMOVDQU 320(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R12)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check294:
 	CMPQ CX, R10
-	JB   next229
+	JB   next293
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next229
+	JB   next293
 
-done222:
-	JMP updated218
+done282:
+	JMP updated278
 
-plain217:
+plain277:
 	CMPQ CX, $0x01
-	JE   fp16233
-	JA   fp32234
+	JE   fp16299
+	JA   fp32300
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check237
+	JMP  check303
 
-next236:
+next302:
 	TESTQ   R8, R8
-	JEQ     kept238
+	JEQ     kept304
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -7211,7 +9557,7 @@ next236:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept238:
+kept304:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -7256,6 +9602,41 @@ kept238:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted305
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted305:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
@@ -7304,30 +9685,65 @@ kept238:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted306
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check237:
+noted306:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check303:
 	CMPQ CX, R10
-	JB   next236
+	JB   next302
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next236
-	JMP  done235
+	JB   next302
+	JMP  done301
 
-fp16233:
+fp16299:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check240
+	JMP  check308
 
-next239:
+next307:
 	TESTQ   R8, R8
-	JEQ     kept241
+	JEQ     kept309
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -7345,7 +9761,7 @@ next239:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept241:
+kept309:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -7393,6 +9809,41 @@ kept241:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted310
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted310:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
@@ -7444,30 +9895,65 @@ kept241:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted311
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check240:
+noted311:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check308:
 	CMPQ CX, R10
-	JB   next239
+	JB   next307
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next239
-	JMP  done235
+	JB   next307
+	JMP  done301
 
-fp32234:
+fp32300:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check243
+	JMP  check313
 
-next242:
+next312:
 	TESTQ   R8, R8
-	JEQ     kept244
+	JEQ     kept314
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -7485,7 +9971,7 @@ next242:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept244:
+kept314:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -7533,6 +10019,41 @@ kept244:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted315
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
+
+noted315:
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
 	ADDQ        $0x10, CX
@@ -7584,21 +10105,56 @@ kept244:
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VPSLLD      $0x10, Y7, Y6
 	VPBLENDW    $0x55, Y9, Y6, Y6
-	VMOVDQU     Y5, (BX)(CX*2)
-	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted316
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPXOR       Y8, Y8, Y8
+	VPADDW      pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW    pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW    Y8, Y9, Y9
+	VPCMPEQW    Y8, Y7, Y8
+	VPANDN      Y9, Y8, Y8
+	VPCMPGTW    patternffffffff<>+0(SB), Y7, Y7
+	VPAND       Y9, Y7, Y7
+	VPACKSSWB   Y7, Y8, Y8
+	VPERMQ      $0xd8, Y8, Y8
+	VPMOVMSKB   Y8, R13
+	XORL        $0xffff0000, R13
+	MOVL        R13, (R12)
+	VPMOVMSKB   Y9, R13
+	CMPL        R13, $-1
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU     (BX)(CX*2), Y7
+	VMOVDQU     Y7, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check243:
+noted316:
+	VMOVDQU Y5, (BX)(CX*2)
+	VMOVDQU Y6, (SI)(CX*2)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R11
+
+check313:
 	CMPQ CX, R10
-	JB   next242
+	JB   next312
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next242
+	JB   next312
 
-done235:
-updated218:
+done301:
+updated278:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -7623,15 +10179,15 @@ TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16246
-	JA    fp32247
+	JE    fp16318
+	JA    fp32319
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check250
+	JMP   check322
 
-next249:
+next321:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -7646,23 +10202,23 @@ next249:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check250:
+check322:
 	CMPQ DX, R8
-	JB   next249
+	JB   next321
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next249
-	JMP  done248
+	JB   next321
+	JMP  done320
 
-fp16246:
+fp16318:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check252
+	JMP  check324
 
-next251:
+next323:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -7677,23 +10233,23 @@ next251:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check252:
+check324:
 	CMPQ DX, R8
-	JB   next251
+	JB   next323
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next251
-	JMP  done248
+	JB   next323
+	JMP  done320
 
-fp32247:
+fp32319:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check254
+	JMP  check326
 
-next253:
+next325:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -7709,15 +10265,15 @@ next253:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check254:
+check326:
 	CMPQ DX, R8
-	JB   next253
+	JB   next325
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next253
+	JB   next325
 
-done248:
+done320:
 	VZEROUPPER
 	RET
 
@@ -7743,15 +10299,15 @@ TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16256
-	JA    fp32257
+	JE    fp16328
+	JA    fp32329
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check260
+	JMP   check332
 
-next259:
+next331:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -7769,23 +10325,23 @@ next259:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check260:
+check332:
 	CMPQ DX, R9
-	JB   next259
+	JB   next331
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next259
-	JMP  done258
+	JB   next331
+	JMP  done330
 
-fp16256:
+fp16328:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check262
+	JMP  check334
 
-next261:
+next333:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -7803,23 +10359,23 @@ next261:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check262:
+check334:
 	CMPQ DX, R9
-	JB   next261
+	JB   next333
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next261
-	JMP  done258
+	JB   next333
+	JMP  done330
 
-fp32257:
+fp32329:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check264
+	JMP  check336
 
-next263:
+next335:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -7838,15 +10394,15 @@ next263:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check264:
+check336:
 	CMPQ DX, R9
-	JB   next263
+	JB   next335
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next263
+	JB   next335
 
-done258:
+done330:
 	VZEROUPPER
 	RET
 
@@ -7930,12 +10486,12 @@ TEXT ·adamSplitINT8AVX2(SB), $5472-8
 	MOVQ    a+0(FP), AX
 	MOVQ    24(AX), AX
 	CMPQ    CX, $0x01
-	JE      fp16266
-	JA      fp32267
+	JE      fp16338
+	JA      fp32339
 
-block269:
+block341:
 	TESTQ   R10, R10
-	JEQ     kept272
+	JEQ     kept344
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -7944,7 +10500,7 @@ block269:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept272:
+kept344:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -7962,9 +10518,9 @@ kept272:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile270:
+tile342:
 	TESTQ   R10, R10
-	JEQ     kept273
+	JEQ     kept345
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (BX)(AX*2), Y5
@@ -7982,7 +10538,7 @@ tile270:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept273:
+kept345:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -8081,6 +10637,41 @@ kept273:
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VPSLLD         $0x10, Y11, Y6
 	VPBLENDW       $0x55, Y13, Y6, Y6
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted346
+	VPSUBW         (BX)(AX*2), Y5, Y7
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y9, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(AX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted346:
 	VMOVDQU        Y5, (BX)(AX*2)
 	VMOVDQU        Y6, (SI)(AX*2)
 	ADDQ           $0x10, AX
@@ -8174,21 +10765,56 @@ kept273:
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VPSLLD         $0x10, Y11, Y6
 	VPBLENDW       $0x55, Y13, Y6, Y6
-	VMOVDQU        Y5, (BX)(AX*2)
-	VMOVDQU        Y6, (SI)(AX*2)
-	ADDQ           $0x10, AX
-	ADDQ           $0x10, CX
-	TESTQ          $0x000000ff, AX
-	JNE            tile270
-	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
-	MOVQ           24(R11), R11
-	SUBQ           R11, CX
-	CMPQ           CX, $0x00000100
-	JBE            encoded271
-	SUBQ           $0x00000100, AX
+	MOVQ           144(R11), R11
+	TESTQ          R11, R11
+	JEQ            noted347
+	VPSUBW         (BX)(AX*2), Y5, Y7
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R12
+	XORL           $0xffff0000, R12
+	MOVL           R12, (R11)
+	VPMOVMSKB      Y9, R12
+	CMPL           R12, $-1
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU        (BX)(AX*2), Y7
+	VMOVDQU        Y7, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
 
-tile274:
+noted347:
+	VMOVDQU Y5, (BX)(AX*2)
+	VMOVDQU Y6, (SI)(AX*2)
+	ADDQ    $0x10, AX
+	ADDQ    $0x10, CX
+	TESTQ   $0x000000ff, AX
+	JNE     tile342
+	MOVQ    AX, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    24(R11), R11
+	SUBQ    R11, CX
+	CMPQ    CX, $0x00000100
+	JBE     encoded343
+	SUBQ    $0x00000100, AX
+
+tile348:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -8273,9 +10899,9 @@ tile274:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile274
+	JNE         tile348
 
-encoded271:
+encoded343:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -8402,13 +11028,13 @@ encoded271:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block269
-	JMP          done268
+	JB           block341
+	JMP          done340
 
-fp16266:
-block275:
+fp16338:
+block349:
 	TESTQ   R10, R10
-	JEQ     kept278
+	JEQ     kept352
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -8417,7 +11043,7 @@ block275:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept278:
+kept352:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -8435,9 +11061,9 @@ kept278:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile276:
+tile350:
 	TESTQ   R10, R10
-	JEQ     kept279
+	JEQ     kept353
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (BX)(AX*2), Y5
@@ -8455,7 +11081,7 @@ tile276:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept279:
+kept353:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -8557,6 +11183,41 @@ kept279:
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VPSLLD         $0x10, Y11, Y6
 	VPBLENDW       $0x55, Y13, Y6, Y6
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted354
+	VPSUBW         (BX)(AX*2), Y5, Y7
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y9, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(AX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted354:
 	VMOVDQU        Y5, (BX)(AX*2)
 	VMOVDQU        Y6, (SI)(AX*2)
 	ADDQ           $0x10, AX
@@ -8653,21 +11314,56 @@ kept279:
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VPSLLD         $0x10, Y11, Y6
 	VPBLENDW       $0x55, Y13, Y6, Y6
-	VMOVDQU        Y5, (BX)(AX*2)
-	VMOVDQU        Y6, (SI)(AX*2)
-	ADDQ           $0x10, AX
-	ADDQ           $0x10, CX
-	TESTQ          $0x000000ff, AX
-	JNE            tile276
-	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
-	MOVQ           24(R11), R11
-	SUBQ           R11, CX
-	CMPQ           CX, $0x00000100
-	JBE            encoded277
-	SUBQ           $0x00000100, AX
+	MOVQ           144(R11), R11
+	TESTQ          R11, R11
+	JEQ            noted355
+	VPSUBW         (BX)(AX*2), Y5, Y7
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R12
+	XORL           $0xffff0000, R12
+	MOVL           R12, (R11)
+	VPMOVMSKB      Y9, R12
+	CMPL           R12, $-1
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU        (BX)(AX*2), Y7
+	VMOVDQU        Y7, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
 
-tile280:
+noted355:
+	VMOVDQU Y5, (BX)(AX*2)
+	VMOVDQU Y6, (SI)(AX*2)
+	ADDQ    $0x10, AX
+	ADDQ    $0x10, CX
+	TESTQ   $0x000000ff, AX
+	JNE     tile350
+	MOVQ    AX, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    24(R11), R11
+	SUBQ    R11, CX
+	CMPQ    CX, $0x00000100
+	JBE     encoded351
+	SUBQ    $0x00000100, AX
+
+tile356:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -8752,9 +11448,9 @@ tile280:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile280
+	JNE         tile356
 
-encoded277:
+encoded351:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -8881,13 +11577,13 @@ encoded277:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block275
-	JMP          done268
+	JB           block349
+	JMP          done340
 
-fp32267:
-block281:
+fp32339:
+block357:
 	TESTQ   R10, R10
-	JEQ     kept284
+	JEQ     kept360
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -8896,7 +11592,7 @@ block281:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept284:
+kept360:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -8914,9 +11610,9 @@ kept284:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile282:
+tile358:
 	TESTQ   R10, R10
-	JEQ     kept285
+	JEQ     kept361
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (BX)(AX*2), Y5
@@ -8934,7 +11630,7 @@ tile282:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept285:
+kept361:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -9036,6 +11732,41 @@ kept285:
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VPSLLD         $0x10, Y11, Y6
 	VPBLENDW       $0x55, Y13, Y6, Y6
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted362
+	VPSUBW         (BX)(AX*2), Y5, Y7
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R13
+	XORL           $0xffff0000, R13
+	MOVL           R13, (R12)
+	VPMOVMSKB      Y9, R13
+	CMPL           R13, $-1
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU        (BX)(AX*2), Y7
+	VMOVDQU        Y7, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted362:
 	VMOVDQU        Y5, (BX)(AX*2)
 	VMOVDQU        Y6, (SI)(AX*2)
 	ADDQ           $0x10, AX
@@ -9132,21 +11863,56 @@ kept285:
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VPSLLD         $0x10, Y11, Y6
 	VPBLENDW       $0x55, Y13, Y6, Y6
-	VMOVDQU        Y5, (BX)(AX*2)
-	VMOVDQU        Y6, (SI)(AX*2)
-	ADDQ           $0x10, AX
-	ADDQ           $0x10, CX
-	TESTQ          $0x000000ff, AX
-	JNE            tile282
-	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
-	MOVQ           24(R11), R11
-	SUBQ           R11, CX
-	CMPQ           CX, $0x00000100
-	JBE            encoded283
-	SUBQ           $0x00000100, AX
+	MOVQ           144(R11), R11
+	TESTQ          R11, R11
+	JEQ            noted363
+	VPSUBW         (BX)(AX*2), Y5, Y7
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPXOR          Y8, Y8, Y8
+	VPADDW         pattern00010001<>+0(SB), Y7, Y9
+	VPSUBUSW       pattern00020002<>+0(SB), Y9, Y9
+	VPCMPEQW       Y8, Y9, Y9
+	VPCMPEQW       Y8, Y7, Y8
+	VPANDN         Y9, Y8, Y8
+	VPCMPGTW       patternffffffff<>+0(SB), Y7, Y7
+	VPAND          Y9, Y7, Y7
+	VPACKSSWB      Y7, Y8, Y8
+	VPERMQ         $0xd8, Y8, Y8
+	VPMOVMSKB      Y8, R12
+	XORL           $0xffff0000, R12
+	MOVL           R12, (R11)
+	VPMOVMSKB      Y9, R12
+	CMPL           R12, $-1
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU        (BX)(AX*2), Y7
+	VMOVDQU        Y7, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
 
-tile286:
+noted363:
+	VMOVDQU Y5, (BX)(AX*2)
+	VMOVDQU Y6, (SI)(AX*2)
+	ADDQ    $0x10, AX
+	ADDQ    $0x10, CX
+	TESTQ   $0x000000ff, AX
+	JNE     tile358
+	MOVQ    AX, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    24(R11), R11
+	SUBQ    R11, CX
+	CMPQ    CX, $0x00000100
+	JBE     encoded359
+	SUBQ    $0x00000100, AX
+
+tile364:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -9231,9 +11997,9 @@ tile286:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile286
+	JNE         tile364
 
-encoded283:
+encoded359:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -9360,10 +12126,10 @@ encoded283:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block281
+	JB           block357
 
-done268:
-tile287:
+done340:
+tile365:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -9448,7 +12214,7 @@ tile287:
 	VMOVDQU     Y2, -288(R9)(AX*1)
 	VMOVDQU     Y5, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile287
+	JNE         tile365
 	LDMXCSR     (SP)
 	VZEROUPPER
 	RET
@@ -9477,15 +12243,15 @@ TEXT ·trafficSplit2xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp16289
-	JA    fp32290
+	JE    fp16367
+	JA    fp32368
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R11
 	MOVQ  16(R11), R11
 	ADDQ  DX, R11
-	JMP   check293
+	JMP   check371
 
-next292:
+next370:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -9501,33 +12267,33 @@ next292:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within294
+	JNE        within372
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within294:
+within372:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check293:
+check371:
 	CMPQ DX, R10
-	JB   next292
+	JB   next370
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next292
-	JMP  done291
+	JB   next370
+	JMP  done369
 
-fp16289:
+fp16367:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check296
+	JMP  check374
 
-next295:
+next373:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -9543,33 +12309,33 @@ next295:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within297
+	JNE        within375
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within297:
+within375:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check296:
+check374:
 	CMPQ DX, R10
-	JB   next295
+	JB   next373
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next295
-	JMP  done291
+	JB   next373
+	JMP  done369
 
-fp32290:
+fp32368:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check299
+	JMP  check377
 
-next298:
+next376:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -9586,24 +12352,24 @@ next298:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within300
+	JNE        within378
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within300:
+within378:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check299:
+check377:
 	CMPQ DX, R10
-	JB   next298
+	JB   next376
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next298
+	JB   next376
 
-done291:
+done369:
 	VZEROUPPER
 	RET

@@ -4,6 +4,42 @@
 
 #include "textflag.h"
 
+DATA pattern00010001<>+0(SB)/4, $0x00010001
+DATA pattern00010001<>+4(SB)/4, $0x00010001
+DATA pattern00010001<>+8(SB)/4, $0x00010001
+DATA pattern00010001<>+12(SB)/4, $0x00010001
+DATA pattern00010001<>+16(SB)/4, $0x00010001
+DATA pattern00010001<>+20(SB)/4, $0x00010001
+DATA pattern00010001<>+24(SB)/4, $0x00010001
+DATA pattern00010001<>+28(SB)/4, $0x00010001
+DATA pattern00010001<>+32(SB)/4, $0x00010001
+DATA pattern00010001<>+36(SB)/4, $0x00010001
+DATA pattern00010001<>+40(SB)/4, $0x00010001
+DATA pattern00010001<>+44(SB)/4, $0x00010001
+DATA pattern00010001<>+48(SB)/4, $0x00010001
+DATA pattern00010001<>+52(SB)/4, $0x00010001
+DATA pattern00010001<>+56(SB)/4, $0x00010001
+DATA pattern00010001<>+60(SB)/4, $0x00010001
+GLOBL pattern00010001<>(SB), RODATA|NOPTR, $64
+
+DATA patternffffffff<>+0(SB)/4, $0xffffffff
+DATA patternffffffff<>+4(SB)/4, $0xffffffff
+DATA patternffffffff<>+8(SB)/4, $0xffffffff
+DATA patternffffffff<>+12(SB)/4, $0xffffffff
+DATA patternffffffff<>+16(SB)/4, $0xffffffff
+DATA patternffffffff<>+20(SB)/4, $0xffffffff
+DATA patternffffffff<>+24(SB)/4, $0xffffffff
+DATA patternffffffff<>+28(SB)/4, $0xffffffff
+DATA patternffffffff<>+32(SB)/4, $0xffffffff
+DATA patternffffffff<>+36(SB)/4, $0xffffffff
+DATA patternffffffff<>+40(SB)/4, $0xffffffff
+DATA patternffffffff<>+44(SB)/4, $0xffffffff
+DATA patternffffffff<>+48(SB)/4, $0xffffffff
+DATA patternffffffff<>+52(SB)/4, $0xffffffff
+DATA patternffffffff<>+56(SB)/4, $0xffffffff
+DATA patternffffffff<>+60(SB)/4, $0xffffffff
+GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
+
 DATA pattern80000000<>+0(SB)/4, $0x80000000
 DATA pattern80000000<>+4(SB)/4, $0x80000000
 DATA pattern80000000<>+8(SB)/4, $0x80000000
@@ -147,24 +183,6 @@ DATA pattern5f000000<>+52(SB)/4, $0x5f000000
 DATA pattern5f000000<>+56(SB)/4, $0x5f000000
 DATA pattern5f000000<>+60(SB)/4, $0x5f000000
 GLOBL pattern5f000000<>(SB), RODATA|NOPTR, $64
-
-DATA patternffffffff<>+0(SB)/4, $0xffffffff
-DATA patternffffffff<>+4(SB)/4, $0xffffffff
-DATA patternffffffff<>+8(SB)/4, $0xffffffff
-DATA patternffffffff<>+12(SB)/4, $0xffffffff
-DATA patternffffffff<>+16(SB)/4, $0xffffffff
-DATA patternffffffff<>+20(SB)/4, $0xffffffff
-DATA patternffffffff<>+24(SB)/4, $0xffffffff
-DATA patternffffffff<>+28(SB)/4, $0xffffffff
-DATA patternffffffff<>+32(SB)/4, $0xffffffff
-DATA patternffffffff<>+36(SB)/4, $0xffffffff
-DATA patternffffffff<>+40(SB)/4, $0xffffffff
-DATA patternffffffff<>+44(SB)/4, $0xffffffff
-DATA patternffffffff<>+48(SB)/4, $0xffffffff
-DATA patternffffffff<>+52(SB)/4, $0xffffffff
-DATA patternffffffff<>+56(SB)/4, $0xffffffff
-DATA patternffffffff<>+60(SB)/4, $0xffffffff
-GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
 
 DATA pattern3e000000<>+0(SB)/4, $0x3e000000
 DATA pattern3e000000<>+4(SB)/4, $0x3e000000
@@ -383,7 +401,7 @@ DATA blockDitherAVX512<>+60(SB)/4, $0x8a8042be
 GLOBL blockDitherAVX512<>(SB), RODATA|NOPTR, $64
 
 // func adamSplitFP32AVX512(a *Arguments)
-// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -426,7 +444,7 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R12
 	MOVQ      40(R12), R12
 	TESTQ     R12, R12
-	JEQ       plain1776
+	JEQ       plain2166
 	VPXORQ    Y11, Y11, Y11
 	VPXORQ    Y12, Y12, Y12
 	VPXORQ    Z13, Z13, Z13
@@ -434,17 +452,17 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	VPXORQ    Z15, Z15, Z15
 	VPXORQ    Z16, Z16, Z16
 	CMPQ      CX, $0x01
-	JE        fp161779
-	JA        fp321780
+	JE        fp162169
+	JA        fp322170
 	MOVQ      R11, CX
 	MOVQ      a+0(FP), R11
 	MOVQ      16(R11), R11
 	ADDQ      CX, R11
-	JMP       check1783
+	JMP       check2173
 
-next1782:
+next2172:
 	TESTQ     AX, AX
-	JEQ       kept1784
+	JEQ       kept2174
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y17
@@ -458,7 +476,7 @@ next1782:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1784:
+kept2174:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -493,31 +511,59 @@ kept1784:
 	VPSRLD      $0x10, Z17, Z17
 	VPMOVDW     Z17, Y17
 	VPMOVDW     Z18, Y18
-	VMOVDQU32   Y17, (BX)(CX*2)
-	VMOVDQU32   Y18, (SI)(CX*2)
-	VPADDQ      Y18, Y12, Y12
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2175
+	VPSUBW      (BX)(CX*2), Y17, Y19
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y19, K1
+	VPABSW      Y19, Y19
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y19, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y19
+	VMOVDQU16   Y19, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1783:
+noted2175:
+	VMOVDQU32 Y17, (BX)(CX*2)
+	VMOVDQU32 Y18, (SI)(CX*2)
+	VPADDQ    Y18, Y12, Y12
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2173:
 	CMPQ CX, R10
-	JB   next1782
+	JB   next2172
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1782
-	JMP  done1781
+	JB   next2172
+	JMP  done2171
 
-fp161779:
+fp162169:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1786
+	JMP  check2177
 
-next1785:
+next2176:
 	TESTQ     AX, AX
-	JEQ       kept1787
+	JEQ       kept2178
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y17
@@ -531,7 +577,7 @@ next1785:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1787:
+kept2178:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -565,31 +611,59 @@ kept1787:
 	VPSRLD      $0x10, Z17, Z17
 	VPMOVDW     Z17, Y17
 	VPMOVDW     Z18, Y18
-	VMOVDQU32   Y17, (BX)(CX*2)
-	VMOVDQU32   Y18, (SI)(CX*2)
-	VPADDQ      Y18, Y12, Y12
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2179
+	VPSUBW      (BX)(CX*2), Y17, Y19
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y19, K1
+	VPABSW      Y19, Y19
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y19, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y19
+	VMOVDQU16   Y19, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1786:
+noted2179:
+	VMOVDQU32 Y17, (BX)(CX*2)
+	VMOVDQU32 Y18, (SI)(CX*2)
+	VPADDQ    Y18, Y12, Y12
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2177:
 	CMPQ CX, R10
-	JB   next1785
+	JB   next2176
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1785
-	JMP  done1781
+	JB   next2176
+	JMP  done2171
 
-fp321780:
+fp322170:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1789
+	JMP  check2181
 
-next1788:
+next2180:
 	TESTQ     AX, AX
-	JEQ       kept1790
+	JEQ       kept2182
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y17
@@ -603,7 +677,7 @@ next1788:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1790:
+kept2182:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -637,21 +711,49 @@ kept1790:
 	VPSRLD      $0x10, Z17, Z17
 	VPMOVDW     Z17, Y17
 	VPMOVDW     Z18, Y18
-	VMOVDQU32   Y17, (BX)(CX*2)
-	VMOVDQU32   Y18, (SI)(CX*2)
-	VPADDQ      Y18, Y12, Y12
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2183
+	VPSUBW      (BX)(CX*2), Y17, Y19
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y19, K1
+	VPABSW      Y19, Y19
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y19, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y19, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y19
+	VMOVDQU16   Y19, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1789:
+noted2183:
+	VMOVDQU32 Y17, (BX)(CX*2)
+	VMOVDQU32 Y18, (SI)(CX*2)
+	VPADDQ    Y18, Y12, Y12
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2181:
 	CMPQ CX, R10
-	JB   next1788
+	JB   next2180
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1788
+	JB   next2180
 
-done1781:
+done2171:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y11, 128(AX)
@@ -660,21 +762,21 @@ done1781:
 	VMOVDQU32 Z14, 320(AX)
 	VMOVDQU32 Z15, 384(AX)
 	VMOVDQU32 Z16, 448(AX)
-	JMP       updated1777
+	JMP       updated2167
 
-plain1776:
+plain2166:
 	CMPQ CX, $0x01
-	JE   fp161792
-	JA   fp321793
+	JE   fp162185
+	JA   fp322186
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1796
+	JMP  check2189
 
-next1795:
+next2188:
 	TESTQ     AX, AX
-	JEQ       kept1797
+	JEQ       kept2190
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y11
@@ -688,7 +790,7 @@ next1795:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1797:
+kept2190:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -718,30 +820,58 @@ kept1797:
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
 	VPMOVDW     Z12, Y12
-	VMOVDQU32   Y11, (BX)(CX*2)
-	VMOVDQU32   Y12, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2191
+	VPSUBW      (BX)(CX*2), Y11, Y13
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y13, K1
+	VPABSW      Y13, Y13
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y13, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y13
+	VMOVDQU16   Y13, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1796:
+noted2191:
+	VMOVDQU32 Y11, (BX)(CX*2)
+	VMOVDQU32 Y12, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2189:
 	CMPQ CX, R10
-	JB   next1795
+	JB   next2188
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1795
-	JMP  done1794
+	JB   next2188
+	JMP  done2187
 
-fp161792:
+fp162185:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1799
+	JMP  check2193
 
-next1798:
+next2192:
 	TESTQ     AX, AX
-	JEQ       kept1800
+	JEQ       kept2194
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y11
@@ -755,7 +885,7 @@ next1798:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1800:
+kept2194:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -784,30 +914,58 @@ kept1800:
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
 	VPMOVDW     Z12, Y12
-	VMOVDQU32   Y11, (BX)(CX*2)
-	VMOVDQU32   Y12, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2195
+	VPSUBW      (BX)(CX*2), Y11, Y13
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y13, K1
+	VPABSW      Y13, Y13
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y13, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y13
+	VMOVDQU16   Y13, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1799:
+noted2195:
+	VMOVDQU32 Y11, (BX)(CX*2)
+	VMOVDQU32 Y12, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2193:
 	CMPQ CX, R10
-	JB   next1798
+	JB   next2192
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1798
-	JMP  done1794
+	JB   next2192
+	JMP  done2187
 
-fp321793:
+fp322186:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1802
+	JMP  check2197
 
-next1801:
+next2196:
 	TESTQ     AX, AX
-	JEQ       kept1803
+	JEQ       kept2198
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y11
@@ -821,7 +979,7 @@ next1801:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1803:
+kept2198:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -850,27 +1008,55 @@ kept1803:
 	VPSRLD      $0x10, Z11, Z11
 	VPMOVDW     Z11, Y11
 	VPMOVDW     Z12, Y12
-	VMOVDQU32   Y11, (BX)(CX*2)
-	VMOVDQU32   Y12, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	TESTQ       R12, R12
+	JEQ         noted2199
+	VPSUBW      (BX)(CX*2), Y11, Y13
+	MOVQ        CX, R12
+	SHRQ        $0x02, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        144(R13), R13
+	ADDQ        R13, R12
+	VPMOVW2M    Y13, K1
+	VPABSW      Y13, Y13
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y13, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R12)
+	VPCMPEQW    pattern00010001<>+0(SB), Y13, K1
+	KMOVW       K1, (R12)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R12
+	MOVQ        152(R12), R13
+	VMOVDQU16   (BX)(CX*2), Y13
+	VMOVDQU16   Y13, (R13)
+	SETNE       R13
+	MOVBLZX     R13, R13
+	SHLQ        $0x05, R13
+	ADDQ        R13, 152(R12)
 
-check1802:
+noted2199:
+	VMOVDQU32 Y11, (BX)(CX*2)
+	VMOVDQU32 Y12, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R11
+
+check2197:
 	CMPQ CX, R10
-	JB   next1801
+	JB   next2196
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1801
+	JB   next2196
 
-done1794:
-updated1777:
+done2187:
+updated2167:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func lionSplitFP32AVX512(a *Arguments)
-// Requires: AVX, AVX2, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -909,23 +1095,23 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      40(R11), R11
 	TESTQ     R11, R11
-	JEQ       plain1804
+	JEQ       plain2200
 	VPXORQ    Y9, Y9, Y9
 	VPXORQ    Y10, Y10, Y10
 	VPXORQ    Z11, Z11, Z11
 	VPXORQ    Z12, Z12, Z12
 	CMPQ      CX, $0x01
-	JE        fp161807
-	JA        fp321808
+	JE        fp162203
+	JA        fp322204
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1811
+	JMP       check2207
 
-next1810:
+next2206:
 	TESTQ     AX, AX
-	JEQ       kept1812
+	JEQ       kept2208
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -937,7 +1123,7 @@ next1810:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1812:
+kept2208:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -971,31 +1157,59 @@ kept1812:
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
 	VPMOVDW     Z15, Y15
-	VMOVDQU32   Y13, (BX)(CX*2)
-	VMOVDQU32   Y15, (SI)(CX*2)
-	VPADDQ      Y15, Y10, Y10
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2209
+	VPSUBW      (BX)(CX*2), Y13, Y16
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y16
+	VMOVDQU16   Y16, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1811:
+noted2209:
+	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y15, (SI)(CX*2)
+	VPADDQ    Y15, Y10, Y10
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2207:
 	CMPQ CX, R9
-	JB   next1810
+	JB   next2206
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1810
-	JMP  done1809
+	JB   next2206
+	JMP  done2205
 
-fp161807:
+fp162203:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1814
+	JMP  check2211
 
-next1813:
+next2210:
 	TESTQ     AX, AX
-	JEQ       kept1815
+	JEQ       kept2212
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -1007,7 +1221,7 @@ next1813:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1815:
+kept2212:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1040,31 +1254,59 @@ kept1815:
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
 	VPMOVDW     Z15, Y15
-	VMOVDQU32   Y13, (BX)(CX*2)
-	VMOVDQU32   Y15, (SI)(CX*2)
-	VPADDQ      Y15, Y10, Y10
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2213
+	VPSUBW      (BX)(CX*2), Y13, Y16
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y16
+	VMOVDQU16   Y16, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1814:
+noted2213:
+	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y15, (SI)(CX*2)
+	VPADDQ    Y15, Y10, Y10
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2211:
 	CMPQ CX, R9
-	JB   next1813
+	JB   next2210
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1813
-	JMP  done1809
+	JB   next2210
+	JMP  done2205
 
-fp321808:
+fp322204:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1817
+	JMP  check2215
 
-next1816:
+next2214:
 	TESTQ     AX, AX
-	JEQ       kept1818
+	JEQ       kept2216
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -1076,7 +1318,7 @@ next1816:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1818:
+kept2216:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1109,42 +1351,70 @@ kept1818:
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
 	VPMOVDW     Z15, Y15
-	VMOVDQU32   Y13, (BX)(CX*2)
-	VMOVDQU32   Y15, (SI)(CX*2)
-	VPADDQ      Y15, Y10, Y10
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2217
+	VPSUBW      (BX)(CX*2), Y13, Y16
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y16, K1
+	VPABSW      Y16, Y16
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y16, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y16
+	VMOVDQU16   Y16, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1817:
+noted2217:
+	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y15, (SI)(CX*2)
+	VPADDQ    Y15, Y10, Y10
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2215:
 	CMPQ CX, R9
-	JB   next1816
+	JB   next2214
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1816
+	JB   next2214
 
-done1809:
+done2205:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y9, 128(AX)
 	VMOVDQU32 Y10, 192(AX)
 	VMOVDQU32 Z11, 256(AX)
 	VMOVDQU32 Z12, 320(AX)
-	JMP       updated1805
+	JMP       updated2201
 
-plain1804:
+plain2200:
 	CMPQ CX, $0x01
-	JE   fp161820
-	JA   fp321821
+	JE   fp162219
+	JA   fp322220
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1824
+	JMP  check2223
 
-next1823:
+next2222:
 	TESTQ     AX, AX
-	JEQ       kept1825
+	JEQ       kept2224
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1156,7 +1426,7 @@ next1823:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1825:
+kept2224:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1187,30 +1457,58 @@ kept1825:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y11, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2225
+	VPSUBW      (BX)(CX*2), Y9, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1824:
+noted2225:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y11, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2223:
 	CMPQ CX, R9
-	JB   next1823
+	JB   next2222
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1823
-	JMP  done1822
+	JB   next2222
+	JMP  done2221
 
-fp161820:
+fp162219:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1827
+	JMP  check2227
 
-next1826:
+next2226:
 	TESTQ     AX, AX
-	JEQ       kept1828
+	JEQ       kept2228
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1222,7 +1520,7 @@ next1826:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1828:
+kept2228:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1252,30 +1550,58 @@ kept1828:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y11, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2229
+	VPSUBW      (BX)(CX*2), Y9, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1827:
+noted2229:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y11, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2227:
 	CMPQ CX, R9
-	JB   next1826
+	JB   next2226
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1826
-	JMP  done1822
+	JB   next2226
+	JMP  done2221
 
-fp321821:
+fp322220:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1830
+	JMP  check2231
 
-next1829:
+next2230:
 	TESTQ     AX, AX
-	JEQ       kept1831
+	JEQ       kept2232
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1287,7 +1613,7 @@ next1829:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1831:
+kept2232:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1317,27 +1643,55 @@ kept1831:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z11, Y11
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y11, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2233
+	VPSUBW      (BX)(CX*2), Y9, Y12
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y12, K1
+	VPABSW      Y12, Y12
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y12, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y12, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y12
+	VMOVDQU16   Y12, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1830:
+noted2233:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y11, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2231:
 	CMPQ CX, R9
-	JB   next1829
+	JB   next2230
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1829
+	JB   next2230
 
-done1822:
-updated1805:
+done2221:
+updated2201:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adagradSplitFP32AVX512(a *Arguments)
-// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -1372,23 +1726,23 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      40(R11), R11
 	TESTQ     R11, R11
-	JEQ       plain1832
+	JEQ       plain2234
 	VPXORQ    Y5, Y5, Y5
 	VPXORQ    Y6, Y6, Y6
 	VPXORQ    Z7, Z7, Z7
 	VPXORQ    Z8, Z8, Z8
 	CMPQ      CX, $0x01
-	JE        fp161835
-	JA        fp321836
+	JE        fp162237
+	JA        fp322238
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1839
+	JMP       check2241
 
-next1838:
+next2240:
 	TESTQ     AX, AX
-	JEQ       kept1840
+	JEQ       kept2242
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1400,7 +1754,7 @@ next1838:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1840:
+kept2242:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1427,31 +1781,59 @@ kept1840:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z10, Y10
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y10, (SI)(CX*2)
-	VPADDQ      Y10, Y6, Y6
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2243
+	VPSUBW      (BX)(CX*2), Y9, Y11
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y11, K1
+	VPABSW      Y11, Y11
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y11, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y11
+	VMOVDQU16   Y11, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1839:
+noted2243:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y10, (SI)(CX*2)
+	VPADDQ    Y10, Y6, Y6
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2241:
 	CMPQ CX, R9
-	JB   next1838
+	JB   next2240
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1838
-	JMP  done1837
+	JB   next2240
+	JMP  done2239
 
-fp161835:
+fp162237:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1842
+	JMP  check2245
 
-next1841:
+next2244:
 	TESTQ     AX, AX
-	JEQ       kept1843
+	JEQ       kept2246
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1463,7 +1845,7 @@ next1841:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1843:
+kept2246:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1489,31 +1871,59 @@ kept1843:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z10, Y10
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y10, (SI)(CX*2)
-	VPADDQ      Y10, Y6, Y6
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2247
+	VPSUBW      (BX)(CX*2), Y9, Y11
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y11, K1
+	VPABSW      Y11, Y11
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y11, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y11
+	VMOVDQU16   Y11, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1842:
+noted2247:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y10, (SI)(CX*2)
+	VPADDQ    Y10, Y6, Y6
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2245:
 	CMPQ CX, R9
-	JB   next1841
+	JB   next2244
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1841
-	JMP  done1837
+	JB   next2244
+	JMP  done2239
 
-fp321836:
+fp322238:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1845
+	JMP  check2249
 
-next1844:
+next2248:
 	TESTQ     AX, AX
-	JEQ       kept1846
+	JEQ       kept2250
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1525,7 +1935,7 @@ next1844:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1846:
+kept2250:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1551,42 +1961,70 @@ kept1846:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z10, Y10
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y10, (SI)(CX*2)
-	VPADDQ      Y10, Y6, Y6
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2251
+	VPSUBW      (BX)(CX*2), Y9, Y11
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y11, K1
+	VPABSW      Y11, Y11
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y11, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y11
+	VMOVDQU16   Y11, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1845:
+noted2251:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y10, (SI)(CX*2)
+	VPADDQ    Y10, Y6, Y6
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2249:
 	CMPQ CX, R9
-	JB   next1844
+	JB   next2248
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1844
+	JB   next2248
 
-done1837:
+done2239:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y5, 128(AX)
 	VMOVDQU32 Y6, 192(AX)
 	VMOVDQU32 Z7, 256(AX)
 	VMOVDQU32 Z8, 320(AX)
-	JMP       updated1833
+	JMP       updated2235
 
-plain1832:
+plain2234:
 	CMPQ CX, $0x01
-	JE   fp161848
-	JA   fp321849
+	JE   fp162253
+	JA   fp322254
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1852
+	JMP  check2257
 
-next1851:
+next2256:
 	TESTQ     AX, AX
-	JEQ       kept1853
+	JEQ       kept2258
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y5
@@ -1598,7 +2036,7 @@ next1851:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1853:
+kept2258:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1622,30 +2060,58 @@ kept1853:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VPMOVDW     Z6, Y6
-	VMOVDQU32   Y5, (BX)(CX*2)
-	VMOVDQU32   Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2259
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y7, K1
+	VPABSW      Y7, Y7
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y7, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y7
+	VMOVDQU16   Y7, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1852:
+noted2259:
+	VMOVDQU32 Y5, (BX)(CX*2)
+	VMOVDQU32 Y6, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2257:
 	CMPQ CX, R9
-	JB   next1851
+	JB   next2256
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1851
-	JMP  done1850
+	JB   next2256
+	JMP  done2255
 
-fp161848:
+fp162253:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1855
+	JMP  check2261
 
-next1854:
+next2260:
 	TESTQ     AX, AX
-	JEQ       kept1856
+	JEQ       kept2262
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y5
@@ -1657,7 +2123,7 @@ next1854:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1856:
+kept2262:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1680,30 +2146,58 @@ kept1856:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VPMOVDW     Z6, Y6
-	VMOVDQU32   Y5, (BX)(CX*2)
-	VMOVDQU32   Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2263
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y7, K1
+	VPABSW      Y7, Y7
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y7, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y7
+	VMOVDQU16   Y7, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1855:
+noted2263:
+	VMOVDQU32 Y5, (BX)(CX*2)
+	VMOVDQU32 Y6, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2261:
 	CMPQ CX, R9
-	JB   next1854
+	JB   next2260
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1854
-	JMP  done1850
+	JB   next2260
+	JMP  done2255
 
-fp321849:
+fp322254:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1858
+	JMP  check2265
 
-next1857:
+next2264:
 	TESTQ     AX, AX
-	JEQ       kept1859
+	JEQ       kept2266
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y5
@@ -1715,7 +2209,7 @@ next1857:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1859:
+kept2266:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1738,27 +2232,55 @@ kept1859:
 	VPSRLD      $0x10, Z5, Z5
 	VPMOVDW     Z5, Y5
 	VPMOVDW     Z6, Y6
-	VMOVDQU32   Y5, (BX)(CX*2)
-	VMOVDQU32   Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2267
+	VPSUBW      (BX)(CX*2), Y5, Y7
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y7, K1
+	VPABSW      Y7, Y7
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y7, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y7
+	VMOVDQU16   Y7, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1858:
+noted2267:
+	VMOVDQU32 Y5, (BX)(CX*2)
+	VMOVDQU32 Y6, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2265:
 	CMPQ CX, R9
-	JB   next1857
+	JB   next2264
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1857
+	JB   next2264
 
-done1850:
-updated1833:
+done2255:
+updated2235:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func sgdSplitFP32AVX512(a *Arguments)
-// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -1797,23 +2319,23 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      40(R11), R11
 	TESTQ     R11, R11
-	JEQ       plain1860
+	JEQ       plain2268
 	VPXORQ    Y9, Y9, Y9
 	VPXORQ    Y10, Y10, Y10
 	VPXORQ    Z11, Z11, Z11
 	VPXORQ    Z12, Z12, Z12
 	CMPQ      CX, $0x01
-	JE        fp161863
-	JA        fp321864
+	JE        fp162271
+	JA        fp322272
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1867
+	JMP       check2275
 
-next1866:
+next2274:
 	TESTQ     AX, AX
-	JEQ       kept1868
+	JEQ       kept2276
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -1825,7 +2347,7 @@ next1866:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1868:
+kept2276:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1852,31 +2374,59 @@ kept1868:
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
 	VPMOVDW     Z14, Y14
-	VMOVDQU32   Y13, (BX)(CX*2)
-	VMOVDQU32   Y14, (SI)(CX*2)
-	VPADDQ      Y14, Y10, Y10
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2277
+	VPSUBW      (BX)(CX*2), Y13, Y15
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y15, K1
+	VPABSW      Y15, Y15
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y15, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y15
+	VMOVDQU16   Y15, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1867:
+noted2277:
+	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y14, (SI)(CX*2)
+	VPADDQ    Y14, Y10, Y10
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2275:
 	CMPQ CX, R9
-	JB   next1866
+	JB   next2274
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1866
-	JMP  done1865
+	JB   next2274
+	JMP  done2273
 
-fp161863:
+fp162271:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1870
+	JMP  check2279
 
-next1869:
+next2278:
 	TESTQ     AX, AX
-	JEQ       kept1871
+	JEQ       kept2280
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -1888,7 +2438,7 @@ next1869:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1871:
+kept2280:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1914,31 +2464,59 @@ kept1871:
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
 	VPMOVDW     Z14, Y14
-	VMOVDQU32   Y13, (BX)(CX*2)
-	VMOVDQU32   Y14, (SI)(CX*2)
-	VPADDQ      Y14, Y10, Y10
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2281
+	VPSUBW      (BX)(CX*2), Y13, Y15
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y15, K1
+	VPABSW      Y15, Y15
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y15, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y15
+	VMOVDQU16   Y15, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1870:
+noted2281:
+	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y14, (SI)(CX*2)
+	VPADDQ    Y14, Y10, Y10
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2279:
 	CMPQ CX, R9
-	JB   next1869
+	JB   next2278
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1869
-	JMP  done1865
+	JB   next2278
+	JMP  done2273
 
-fp321864:
+fp322272:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1873
+	JMP  check2283
 
-next1872:
+next2282:
 	TESTQ     AX, AX
-	JEQ       kept1874
+	JEQ       kept2284
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -1950,7 +2528,7 @@ next1872:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1874:
+kept2284:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1976,42 +2554,70 @@ kept1874:
 	VPSRLD      $0x10, Z13, Z13
 	VPMOVDW     Z13, Y13
 	VPMOVDW     Z14, Y14
-	VMOVDQU32   Y13, (BX)(CX*2)
-	VMOVDQU32   Y14, (SI)(CX*2)
-	VPADDQ      Y14, Y10, Y10
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2285
+	VPSUBW      (BX)(CX*2), Y13, Y15
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y15, K1
+	VPABSW      Y15, Y15
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y15, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y15
+	VMOVDQU16   Y15, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1873:
+noted2285:
+	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y14, (SI)(CX*2)
+	VPADDQ    Y14, Y10, Y10
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2283:
 	CMPQ CX, R9
-	JB   next1872
+	JB   next2282
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1872
+	JB   next2282
 
-done1865:
+done2273:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y9, 128(AX)
 	VMOVDQU32 Y10, 192(AX)
 	VMOVDQU32 Z11, 256(AX)
 	VMOVDQU32 Z12, 320(AX)
-	JMP       updated1861
+	JMP       updated2269
 
-plain1860:
+plain2268:
 	CMPQ CX, $0x01
-	JE   fp161876
-	JA   fp321877
+	JE   fp162287
+	JA   fp322288
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1880
+	JMP  check2291
 
-next1879:
+next2290:
 	TESTQ     AX, AX
-	JEQ       kept1881
+	JEQ       kept2292
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -2023,7 +2629,7 @@ next1879:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1881:
+kept2292:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -2047,30 +2653,58 @@ kept1881:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z10, Y10
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y10, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2293
+	VPSUBW      (BX)(CX*2), Y9, Y11
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y11, K1
+	VPABSW      Y11, Y11
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y11, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y11
+	VMOVDQU16   Y11, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1880:
+noted2293:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y10, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2291:
 	CMPQ CX, R9
-	JB   next1879
+	JB   next2290
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1879
-	JMP  done1878
+	JB   next2290
+	JMP  done2289
 
-fp161876:
+fp162287:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1883
+	JMP  check2295
 
-next1882:
+next2294:
 	TESTQ     AX, AX
-	JEQ       kept1884
+	JEQ       kept2296
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -2082,7 +2716,7 @@ next1882:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1884:
+kept2296:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -2105,30 +2739,58 @@ kept1884:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z10, Y10
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y10, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2297
+	VPSUBW      (BX)(CX*2), Y9, Y11
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y11, K1
+	VPABSW      Y11, Y11
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y11, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y11
+	VMOVDQU16   Y11, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1883:
+noted2297:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y10, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2295:
 	CMPQ CX, R9
-	JB   next1882
+	JB   next2294
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1882
-	JMP  done1878
+	JB   next2294
+	JMP  done2289
 
-fp321877:
+fp322288:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1886
+	JMP  check2299
 
-next1885:
+next2298:
 	TESTQ     AX, AX
-	JEQ       kept1887
+	JEQ       kept2300
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -2140,7 +2802,7 @@ next1885:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1887:
+kept2300:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -2163,21 +2825,49 @@ kept1887:
 	VPSRLD      $0x10, Z9, Z9
 	VPMOVDW     Z9, Y9
 	VPMOVDW     Z10, Y10
-	VMOVDQU32   Y9, (BX)(CX*2)
-	VMOVDQU32   Y10, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        144(R11), R11
+	TESTQ       R11, R11
+	JEQ         noted2301
+	VPSUBW      (BX)(CX*2), Y9, Y11
+	MOVQ        CX, R11
+	SHRQ        $0x02, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        144(R12), R12
+	ADDQ        R12, R11
+	VPMOVW2M    Y11, K1
+	VPABSW      Y11, Y11
+	VPCMPUW     $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW        K2, K1, K1
+	KMOVW       K1, 2(R11)
+	VPCMPEQW    pattern00010001<>+0(SB), Y11, K1
+	KMOVW       K1, (R11)
+	KORTESTW    K2, K2
+	MOVQ        a+0(FP), R11
+	MOVQ        152(R11), R12
+	VMOVDQU16   (BX)(CX*2), Y11
+	VMOVDQU16   Y11, (R12)
+	SETNE       R12
+	MOVBLZX     R12, R12
+	SHLQ        $0x05, R12
+	ADDQ        R12, 152(R11)
 
-check1886:
+noted2301:
+	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y10, (SI)(CX*2)
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, R10
+
+check2299:
 	CMPQ CX, R9
-	JB   next1885
+	JB   next2298
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1885
+	JB   next2298
 
-done1878:
-updated1861:
+done2289:
+updated2269:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2202,15 +2892,15 @@ TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161889
-	JA     fp321890
+	JE     fp162303
+	JA     fp322304
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1893
+	JMP    check2307
 
-next1892:
+next2306:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -2225,23 +2915,23 @@ next1892:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1893:
+check2307:
 	CMPQ DX, R8
-	JB   next1892
+	JB   next2306
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1892
-	JMP  done1891
+	JB   next2306
+	JMP  done2305
 
-fp161889:
+fp162303:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1895
+	JMP  check2309
 
-next1894:
+next2308:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -2256,23 +2946,23 @@ next1894:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1895:
+check2309:
 	CMPQ DX, R8
-	JB   next1894
+	JB   next2308
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1894
-	JMP  done1891
+	JB   next2308
+	JMP  done2305
 
-fp321890:
+fp322304:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1897
+	JMP  check2311
 
-next1896:
+next2310:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -2287,15 +2977,15 @@ next1896:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1897:
+check2311:
 	CMPQ DX, R8
-	JB   next1896
+	JB   next2310
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1896
+	JB   next2310
 
-done1891:
+done2305:
 	VZEROUPPER
 	RET
 
@@ -2321,15 +3011,15 @@ TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161899
-	JA     fp321900
+	JE     fp162313
+	JA     fp322314
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1903
+	JMP    check2317
 
-next1902:
+next2316:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -2347,23 +3037,23 @@ next1902:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1903:
+check2317:
 	CMPQ DX, R9
-	JB   next1902
+	JB   next2316
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1902
-	JMP  done1901
+	JB   next2316
+	JMP  done2315
 
-fp161899:
+fp162313:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1905
+	JMP  check2319
 
-next1904:
+next2318:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -2381,23 +3071,23 @@ next1904:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1905:
+check2319:
 	CMPQ DX, R9
-	JB   next1904
+	JB   next2318
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1904
-	JMP  done1901
+	JB   next2318
+	JMP  done2315
 
-fp321900:
+fp322314:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1907
+	JMP  check2321
 
-next1906:
+next2320:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -2415,20 +3105,20 @@ next1906:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1907:
+check2321:
 	CMPQ DX, R9
-	JB   next1906
+	JB   next2320
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1906
+	JB   next2320
 
-done1901:
+done2315:
 	VZEROUPPER
 	RET
 
 // func adamSplitBF16AVX512(a *Arguments)
-// Requires: AVX, AVX512BW, AVX512F, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -2477,7 +3167,7 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain1908
+	JEQ          plain2322
 	VPXORQ       Z15, Z15, Z15
 	VPXORQ       Z16, Z16, Z16
 	VPXORQ       Z17, Z17, Z17
@@ -2485,17 +3175,17 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VPXORQ       Z19, Z19, Z19
 	VPXORQ       Z20, Z20, Z20
 	CMPQ         CX, $0x01
-	JE           fp161911
-	JA           fp321912
+	JE           fp162325
+	JA           fp322326
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1915
+	JMP          check2329
 
-next1914:
+next2328:
 	TESTQ     AX, AX
-	JEQ       kept1916
+	JEQ       kept2330
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z21
@@ -2509,104 +3199,155 @@ next1914:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1916:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	VPADDQ      (SI)(CX*2), Z15, Z15
-	VPADDQ      (DI)(CX*2), Z17, Z17
-	VPADDQ      (R8)(CX*2), Z19, Z19
-	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU32   (DX)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z1, Z22, Z22
-	VMOVDQU32   (SI)(CX*2), Z23
-	VPSRAW      $0x0f, Z23, Z24
-	VPADDW      (BX)(CX*2), Z24, Z24
-	VPSLLD      $0x10, Z24, Z25
-	VPTERNLOGD  $0xf4, Z1, Z23, Z25
-	VPSRLD      $0x10, Z23, Z23
-	VPTERNLOGD  $0xf8, Z24, Z1, Z23
-	VMULPS      Z11, Z21, Z21
-	VFMADD231PS Z12, Z25, Z21
-	VMULPS      Z11, Z22, Z22
-	VFMADD231PS Z12, Z23, Z22
-	VMOVDQU32   (DI)(CX*2), Z26
-	VPSLLD      $0x10, Z26, Z24
-	VPANDD      Z1, Z26, Z26
-	VMULPS      Z24, Z5, Z24
-	VFMADD231PS Z6, Z21, Z24
-	VMULPS      Z26, Z5, Z26
-	VFMADD231PS Z6, Z22, Z26
-	VMULPS      Z21, Z21, Z21
-	VMULPS      Z22, Z22, Z22
-	VMOVDQU32   (R8)(CX*2), Z28
-	VPSLLD      $0x10, Z28, Z27
-	VPANDD      Z1, Z28, Z28
-	VMULPS      Z27, Z7, Z27
-	VFMADD231PS Z8, Z21, Z27
-	VMULPS      Z28, Z7, Z21
-	VFMADD231PS Z8, Z22, Z21
-	VPADDD      Z0, Z24, Z22
-	VPADDD      Z0, Z26, Z28
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z28, Z1, Z22
-	VMOVDQU32   Z22, (DI)(CX*2)
-	VPADDQ      Z22, Z18, Z18
-	VPMULLD     Z4, Z4, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z2, Z4, Z28
-	VPMULLD     Z28, Z28, Z28
-	VPSRLD      $0x10, Z28, Z28
-	VPADDD      Z27, Z22, Z22
-	VPADDD      Z21, Z28, Z28
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z28, Z1, Z22
-	VMOVDQU32   Z22, (R8)(CX*2)
-	VPADDQ      Z22, Z20, Z20
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z27, Z27
-	VSQRTPS     Z21, Z21
-	VFMADD213PS Z13, Z9, Z27
-	VDIVPS      Z27, Z24, Z24
-	VFMADD231PS Z14, Z25, Z25
-	VFMADD231PS Z10, Z24, Z25
-	VFMADD213PS Z13, Z9, Z21
-	VDIVPS      Z21, Z26, Z26
-	VFMADD231PS Z14, Z23, Z23
-	VFMADD231PS Z10, Z26, Z23
-	VPADDD      Z0, Z25, Z21
-	VPADDD      Z0, Z23, Z22
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z1, Z21
-	VPSLLD      $0x10, Z23, Z22
-	VPTERNLOGD  $0xf4, Z1, Z25, Z22
-	VMOVDQU32   Z21, (BX)(CX*2)
-	VMOVDQU32   Z22, (SI)(CX*2)
-	VPADDQ      Z22, Z16, Z16
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept2330:
+	PREFETCHT0    (BX)(R11*2)
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	VPADDQ        (SI)(CX*2), Z15, Z15
+	VPADDQ        (DI)(CX*2), Z17, Z17
+	VPADDQ        (R8)(CX*2), Z19, Z19
+	PREFETCHT0    (DX)(R11*2)
+	VMOVDQU32     (DX)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z1, Z22, Z22
+	VMOVDQU32     (SI)(CX*2), Z23
+	VPSRAW        $0x0f, Z23, Z24
+	VPADDW        (BX)(CX*2), Z24, Z24
+	VPSLLD        $0x10, Z24, Z25
+	VPTERNLOGD    $0xf4, Z1, Z23, Z25
+	VPSRLD        $0x10, Z23, Z23
+	VPTERNLOGD    $0xf8, Z24, Z1, Z23
+	VMULPS        Z11, Z21, Z21
+	VFMADD231PS   Z12, Z25, Z21
+	VMULPS        Z11, Z22, Z22
+	VFMADD231PS   Z12, Z23, Z22
+	VMOVDQU32     (DI)(CX*2), Z26
+	VPSLLD        $0x10, Z26, Z24
+	VPANDD        Z1, Z26, Z26
+	VMULPS        Z24, Z5, Z24
+	VFMADD231PS   Z6, Z21, Z24
+	VMULPS        Z26, Z5, Z26
+	VFMADD231PS   Z6, Z22, Z26
+	VMULPS        Z21, Z21, Z21
+	VMULPS        Z22, Z22, Z22
+	VMOVDQU32     (R8)(CX*2), Z28
+	VPSLLD        $0x10, Z28, Z27
+	VPANDD        Z1, Z28, Z28
+	VMULPS        Z27, Z7, Z27
+	VFMADD231PS   Z8, Z21, Z27
+	VMULPS        Z28, Z7, Z21
+	VFMADD231PS   Z8, Z22, Z21
+	VPADDD        Z0, Z24, Z22
+	VPADDD        Z0, Z26, Z28
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z28, Z1, Z22
+	VMOVDQU32     Z22, (DI)(CX*2)
+	VPADDQ        Z22, Z18, Z18
+	VPMULLD       Z4, Z4, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z2, Z4, Z28
+	VPMULLD       Z28, Z28, Z28
+	VPSRLD        $0x10, Z28, Z28
+	VPADDD        Z27, Z22, Z22
+	VPADDD        Z21, Z28, Z28
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z28, Z1, Z22
+	VMOVDQU32     Z22, (R8)(CX*2)
+	VPADDQ        Z22, Z20, Z20
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z27, Z27
+	VSQRTPS       Z21, Z21
+	VFMADD213PS   Z13, Z9, Z27
+	VDIVPS        Z27, Z24, Z24
+	VFMADD231PS   Z14, Z25, Z25
+	VFMADD231PS   Z10, Z24, Z25
+	VFMADD213PS   Z13, Z9, Z21
+	VDIVPS        Z21, Z26, Z26
+	VFMADD231PS   Z14, Z23, Z23
+	VFMADD231PS   Z10, Z26, Z23
+	VPADDD        Z0, Z25, Z21
+	VPADDD        Z0, Z23, Z22
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z1, Z21
+	VPSLLD        $0x10, Z23, Z22
+	VPTERNLOGD    $0xf4, Z1, Z25, Z22
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2331
+	VPSUBW        (BX)(CX*2), Y21, Y23
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z21, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check1915:
+noted2331:
+	VMOVDQU32 Z21, (BX)(CX*2)
+	VMOVDQU32 Z22, (SI)(CX*2)
+	VPADDQ    Z22, Z16, Z16
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R11
+
+check2329:
 	CMPQ CX, R10
-	JB   next1914
+	JB   next2328
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1914
-	JMP  done1913
+	JB   next2328
+	JMP  done2327
 
-fp161911:
+fp162325:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1918
+	JMP  check2333
 
-next1917:
+next2332:
 	TESTQ     AX, AX
-	JEQ       kept1919
+	JEQ       kept2334
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z21
@@ -2620,107 +3361,158 @@ next1917:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1919:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	VPADDQ      (SI)(CX*2), Z15, Z15
-	VPADDQ      (DI)(CX*2), Z17, Z17
-	VPADDQ      (R8)(CX*2), Z19, Z19
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z21
-	VCVTPH2PS   32(DX)(CX*2), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z21, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z21, Z24
-	VMOVDQU32   (SI)(CX*2), Z21
-	VPSRAW      $0x0f, Z21, Z22
-	VPADDW      (BX)(CX*2), Z22, Z22
-	VPSLLD      $0x10, Z22, Z25
-	VPTERNLOGD  $0xf4, Z1, Z21, Z25
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z1, Z21
-	VMULPS      Z11, Z23, Z23
-	VFMADD231PS Z12, Z25, Z23
-	VMULPS      Z11, Z24, Z24
-	VFMADD231PS Z12, Z21, Z24
-	VMOVDQU32   (DI)(CX*2), Z26
-	VPSLLD      $0x10, Z26, Z22
-	VPANDD      Z1, Z26, Z26
-	VMULPS      Z22, Z5, Z22
-	VFMADD231PS Z6, Z23, Z22
-	VMULPS      Z26, Z5, Z26
-	VFMADD231PS Z6, Z24, Z26
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z24, Z24, Z24
-	VMOVDQU32   (R8)(CX*2), Z28
-	VPSLLD      $0x10, Z28, Z27
-	VPANDD      Z1, Z28, Z28
-	VMULPS      Z27, Z7, Z27
-	VFMADD231PS Z8, Z23, Z27
-	VMULPS      Z28, Z7, Z23
-	VFMADD231PS Z8, Z24, Z23
-	VPADDD      Z0, Z22, Z24
-	VPADDD      Z0, Z26, Z28
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z28, Z1, Z24
-	VMOVDQU32   Z24, (DI)(CX*2)
-	VPADDQ      Z24, Z18, Z18
-	VPMULLD     Z4, Z4, Z24
-	VPSRLD      $0x10, Z24, Z24
-	VPADDD      Z2, Z4, Z28
-	VPMULLD     Z28, Z28, Z28
-	VPSRLD      $0x10, Z28, Z28
-	VPADDD      Z27, Z24, Z24
-	VPADDD      Z23, Z28, Z28
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z28, Z1, Z24
-	VMOVDQU32   Z24, (R8)(CX*2)
-	VPADDQ      Z24, Z20, Z20
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z27, Z27
-	VSQRTPS     Z23, Z23
-	VFMADD213PS Z13, Z9, Z27
-	VDIVPS      Z27, Z22, Z22
-	VFMADD231PS Z14, Z25, Z25
-	VFMADD231PS Z10, Z22, Z25
-	VFMADD213PS Z13, Z9, Z23
-	VDIVPS      Z23, Z26, Z26
-	VFMADD231PS Z14, Z21, Z21
-	VFMADD231PS Z10, Z26, Z21
-	VPADDD      Z0, Z25, Z22
-	VPADDD      Z0, Z21, Z23
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z23, Z1, Z22
-	VPSLLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf4, Z1, Z25, Z21
-	VMOVDQU32   Z22, (BX)(CX*2)
-	VMOVDQU32   Z21, (SI)(CX*2)
-	VPADDQ      Z21, Z16, Z16
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept2334:
+	PREFETCHT0    (BX)(R11*2)
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	VPADDQ        (SI)(CX*2), Z15, Z15
+	VPADDQ        (DI)(CX*2), Z17, Z17
+	VPADDQ        (R8)(CX*2), Z19, Z19
+	PREFETCHT0    (DX)(R11*2)
+	VCVTPH2PS     (DX)(CX*2), Z21
+	VCVTPH2PS     32(DX)(CX*2), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS     Z22, Z21, Z23
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS     Z22, Z21, Z24
+	VMOVDQU32     (SI)(CX*2), Z21
+	VPSRAW        $0x0f, Z21, Z22
+	VPADDW        (BX)(CX*2), Z22, Z22
+	VPSLLD        $0x10, Z22, Z25
+	VPTERNLOGD    $0xf4, Z1, Z21, Z25
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z1, Z21
+	VMULPS        Z11, Z23, Z23
+	VFMADD231PS   Z12, Z25, Z23
+	VMULPS        Z11, Z24, Z24
+	VFMADD231PS   Z12, Z21, Z24
+	VMOVDQU32     (DI)(CX*2), Z26
+	VPSLLD        $0x10, Z26, Z22
+	VPANDD        Z1, Z26, Z26
+	VMULPS        Z22, Z5, Z22
+	VFMADD231PS   Z6, Z23, Z22
+	VMULPS        Z26, Z5, Z26
+	VFMADD231PS   Z6, Z24, Z26
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z24, Z24, Z24
+	VMOVDQU32     (R8)(CX*2), Z28
+	VPSLLD        $0x10, Z28, Z27
+	VPANDD        Z1, Z28, Z28
+	VMULPS        Z27, Z7, Z27
+	VFMADD231PS   Z8, Z23, Z27
+	VMULPS        Z28, Z7, Z23
+	VFMADD231PS   Z8, Z24, Z23
+	VPADDD        Z0, Z22, Z24
+	VPADDD        Z0, Z26, Z28
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z28, Z1, Z24
+	VMOVDQU32     Z24, (DI)(CX*2)
+	VPADDQ        Z24, Z18, Z18
+	VPMULLD       Z4, Z4, Z24
+	VPSRLD        $0x10, Z24, Z24
+	VPADDD        Z2, Z4, Z28
+	VPMULLD       Z28, Z28, Z28
+	VPSRLD        $0x10, Z28, Z28
+	VPADDD        Z27, Z24, Z24
+	VPADDD        Z23, Z28, Z28
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z28, Z1, Z24
+	VMOVDQU32     Z24, (R8)(CX*2)
+	VPADDQ        Z24, Z20, Z20
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z27, Z27
+	VSQRTPS       Z23, Z23
+	VFMADD213PS   Z13, Z9, Z27
+	VDIVPS        Z27, Z22, Z22
+	VFMADD231PS   Z14, Z25, Z25
+	VFMADD231PS   Z10, Z22, Z25
+	VFMADD213PS   Z13, Z9, Z23
+	VDIVPS        Z23, Z26, Z26
+	VFMADD231PS   Z14, Z21, Z21
+	VFMADD231PS   Z10, Z26, Z21
+	VPADDD        Z0, Z25, Z22
+	VPADDD        Z0, Z21, Z23
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z23, Z1, Z22
+	VPSLLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf4, Z1, Z25, Z21
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2335
+	VPSUBW        (BX)(CX*2), Y22, Y23
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z22, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check1918:
+noted2335:
+	VMOVDQU32 Z22, (BX)(CX*2)
+	VMOVDQU32 Z21, (SI)(CX*2)
+	VPADDQ    Z21, Z16, Z16
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R11
+
+check2333:
 	CMPQ CX, R10
-	JB   next1917
+	JB   next2332
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1917
-	JMP  done1913
+	JB   next2332
+	JMP  done2327
 
-fp321912:
+fp322326:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1921
+	JMP  check2337
 
-next1920:
+next2336:
 	TESTQ     AX, AX
-	JEQ       kept1922
+	JEQ       kept2338
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z21
@@ -2734,98 +3526,149 @@ next1920:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1922:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	VPADDQ      (SI)(CX*2), Z15, Z15
-	VPADDQ      (DI)(CX*2), Z17, Z17
-	VPADDQ      (R8)(CX*2), Z19, Z19
-	PREFETCHT0  (DX)(R11*4)
-	PREFETCHT0  64(DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z21
-	VMOVUPS     64(DX)(CX*4), Z22
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z21, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z21, Z24
-	VMOVDQU32   (SI)(CX*2), Z21
-	VPSRAW      $0x0f, Z21, Z22
-	VPADDW      (BX)(CX*2), Z22, Z22
-	VPSLLD      $0x10, Z22, Z25
-	VPTERNLOGD  $0xf4, Z1, Z21, Z25
-	VPSRLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf8, Z22, Z1, Z21
-	VMULPS      Z11, Z23, Z23
-	VFMADD231PS Z12, Z25, Z23
-	VMULPS      Z11, Z24, Z24
-	VFMADD231PS Z12, Z21, Z24
-	VMOVDQU32   (DI)(CX*2), Z26
-	VPSLLD      $0x10, Z26, Z22
-	VPANDD      Z1, Z26, Z26
-	VMULPS      Z22, Z5, Z22
-	VFMADD231PS Z6, Z23, Z22
-	VMULPS      Z26, Z5, Z26
-	VFMADD231PS Z6, Z24, Z26
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z24, Z24, Z24
-	VMOVDQU32   (R8)(CX*2), Z28
-	VPSLLD      $0x10, Z28, Z27
-	VPANDD      Z1, Z28, Z28
-	VMULPS      Z27, Z7, Z27
-	VFMADD231PS Z8, Z23, Z27
-	VMULPS      Z28, Z7, Z23
-	VFMADD231PS Z8, Z24, Z23
-	VPADDD      Z0, Z22, Z24
-	VPADDD      Z0, Z26, Z28
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z28, Z1, Z24
-	VMOVDQU32   Z24, (DI)(CX*2)
-	VPADDQ      Z24, Z18, Z18
-	VPMULLD     Z4, Z4, Z24
-	VPSRLD      $0x10, Z24, Z24
-	VPADDD      Z2, Z4, Z28
-	VPMULLD     Z28, Z28, Z28
-	VPSRLD      $0x10, Z28, Z28
-	VPADDD      Z27, Z24, Z24
-	VPADDD      Z23, Z28, Z28
-	VPSRLD      $0x10, Z24, Z24
-	VPTERNLOGD  $0xf8, Z28, Z1, Z24
-	VMOVDQU32   Z24, (R8)(CX*2)
-	VPADDQ      Z24, Z20, Z20
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z27, Z27
-	VSQRTPS     Z23, Z23
-	VFMADD213PS Z13, Z9, Z27
-	VDIVPS      Z27, Z22, Z22
-	VFMADD231PS Z14, Z25, Z25
-	VFMADD231PS Z10, Z22, Z25
-	VFMADD213PS Z13, Z9, Z23
-	VDIVPS      Z23, Z26, Z26
-	VFMADD231PS Z14, Z21, Z21
-	VFMADD231PS Z10, Z26, Z21
-	VPADDD      Z0, Z25, Z22
-	VPADDD      Z0, Z21, Z23
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z23, Z1, Z22
-	VPSLLD      $0x10, Z21, Z21
-	VPTERNLOGD  $0xf4, Z1, Z25, Z21
-	VMOVDQU32   Z22, (BX)(CX*2)
-	VMOVDQU32   Z21, (SI)(CX*2)
-	VPADDQ      Z21, Z16, Z16
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept2338:
+	PREFETCHT0    (BX)(R11*2)
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	VPADDQ        (SI)(CX*2), Z15, Z15
+	VPADDQ        (DI)(CX*2), Z17, Z17
+	VPADDQ        (R8)(CX*2), Z19, Z19
+	PREFETCHT0    (DX)(R11*4)
+	PREFETCHT0    64(DX)(R11*4)
+	VMOVUPS       (DX)(CX*4), Z21
+	VMOVUPS       64(DX)(CX*4), Z22
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS     Z22, Z21, Z23
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS     Z22, Z21, Z24
+	VMOVDQU32     (SI)(CX*2), Z21
+	VPSRAW        $0x0f, Z21, Z22
+	VPADDW        (BX)(CX*2), Z22, Z22
+	VPSLLD        $0x10, Z22, Z25
+	VPTERNLOGD    $0xf4, Z1, Z21, Z25
+	VPSRLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf8, Z22, Z1, Z21
+	VMULPS        Z11, Z23, Z23
+	VFMADD231PS   Z12, Z25, Z23
+	VMULPS        Z11, Z24, Z24
+	VFMADD231PS   Z12, Z21, Z24
+	VMOVDQU32     (DI)(CX*2), Z26
+	VPSLLD        $0x10, Z26, Z22
+	VPANDD        Z1, Z26, Z26
+	VMULPS        Z22, Z5, Z22
+	VFMADD231PS   Z6, Z23, Z22
+	VMULPS        Z26, Z5, Z26
+	VFMADD231PS   Z6, Z24, Z26
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z24, Z24, Z24
+	VMOVDQU32     (R8)(CX*2), Z28
+	VPSLLD        $0x10, Z28, Z27
+	VPANDD        Z1, Z28, Z28
+	VMULPS        Z27, Z7, Z27
+	VFMADD231PS   Z8, Z23, Z27
+	VMULPS        Z28, Z7, Z23
+	VFMADD231PS   Z8, Z24, Z23
+	VPADDD        Z0, Z22, Z24
+	VPADDD        Z0, Z26, Z28
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z28, Z1, Z24
+	VMOVDQU32     Z24, (DI)(CX*2)
+	VPADDQ        Z24, Z18, Z18
+	VPMULLD       Z4, Z4, Z24
+	VPSRLD        $0x10, Z24, Z24
+	VPADDD        Z2, Z4, Z28
+	VPMULLD       Z28, Z28, Z28
+	VPSRLD        $0x10, Z28, Z28
+	VPADDD        Z27, Z24, Z24
+	VPADDD        Z23, Z28, Z28
+	VPSRLD        $0x10, Z24, Z24
+	VPTERNLOGD    $0xf8, Z28, Z1, Z24
+	VMOVDQU32     Z24, (R8)(CX*2)
+	VPADDQ        Z24, Z20, Z20
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z27, Z27
+	VSQRTPS       Z23, Z23
+	VFMADD213PS   Z13, Z9, Z27
+	VDIVPS        Z27, Z22, Z22
+	VFMADD231PS   Z14, Z25, Z25
+	VFMADD231PS   Z10, Z22, Z25
+	VFMADD213PS   Z13, Z9, Z23
+	VDIVPS        Z23, Z26, Z26
+	VFMADD231PS   Z14, Z21, Z21
+	VFMADD231PS   Z10, Z26, Z21
+	VPADDD        Z0, Z25, Z22
+	VPADDD        Z0, Z21, Z23
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z23, Z1, Z22
+	VPSLLD        $0x10, Z21, Z21
+	VPTERNLOGD    $0xf4, Z1, Z25, Z21
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2339
+	VPSUBW        (BX)(CX*2), Y22, Y23
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z22, Y23
+	VPSUBW        32(BX)(CX*2), Y23, Y23
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y23, K1
+	VPABSW        Y23, Y23
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y23, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y23, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y23
+	VMOVDQU16     Y23, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check1921:
+noted2339:
+	VMOVDQU32 Z22, (BX)(CX*2)
+	VMOVDQU32 Z21, (SI)(CX*2)
+	VPADDQ    Z21, Z16, Z16
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R11
+
+check2337:
 	CMPQ CX, R10
-	JB   next1920
+	JB   next2336
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1920
+	JB   next2336
 
-done1913:
+done2327:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z15, 128(AX)
@@ -2834,21 +3677,21 @@ done1913:
 	VMOVDQU32 Z18, 320(AX)
 	VMOVDQU32 Z19, 384(AX)
 	VMOVDQU32 Z20, 448(AX)
-	JMP       updated1909
+	JMP       updated2323
 
-plain1908:
+plain2322:
 	CMPQ CX, $0x01
-	JE   fp161924
-	JA   fp321925
+	JE   fp162341
+	JA   fp322342
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1928
+	JMP  check2345
 
-next1927:
+next2344:
 	TESTQ     AX, AX
-	JEQ       kept1929
+	JEQ       kept2346
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -2862,98 +3705,149 @@ next1927:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1929:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU32   (DX)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z15
-	VPANDD      Z1, Z16, Z16
-	VMOVDQU32   (SI)(CX*2), Z17
-	VPSRAW      $0x0f, Z17, Z18
-	VPADDW      (BX)(CX*2), Z18, Z18
-	VPSLLD      $0x10, Z18, Z19
-	VPTERNLOGD  $0xf4, Z1, Z17, Z19
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VMULPS      Z11, Z15, Z15
-	VFMADD231PS Z12, Z19, Z15
-	VMULPS      Z11, Z16, Z16
-	VFMADD231PS Z12, Z17, Z16
-	VMOVDQU32   (DI)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z18
-	VPANDD      Z1, Z20, Z20
-	VMULPS      Z18, Z5, Z18
-	VFMADD231PS Z6, Z15, Z18
-	VMULPS      Z20, Z5, Z20
-	VFMADD231PS Z6, Z16, Z20
-	VMULPS      Z15, Z15, Z15
-	VMULPS      Z16, Z16, Z16
-	VMOVDQU32   (R8)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z1, Z22, Z22
-	VMULPS      Z21, Z7, Z21
-	VFMADD231PS Z8, Z15, Z21
-	VMULPS      Z22, Z7, Z15
-	VFMADD231PS Z8, Z16, Z15
-	VPADDD      Z0, Z18, Z16
-	VPADDD      Z0, Z20, Z22
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z22, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VPMULLD     Z4, Z4, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z2, Z4, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z21, Z16, Z16
-	VPADDD      Z15, Z22, Z22
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z22, Z1, Z16
-	VMOVDQU32   Z16, (R8)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z21, Z21
-	VSQRTPS     Z15, Z15
-	VFMADD213PS Z13, Z9, Z21
-	VDIVPS      Z21, Z18, Z18
-	VFMADD231PS Z14, Z19, Z19
-	VFMADD231PS Z10, Z18, Z19
-	VFMADD213PS Z13, Z9, Z15
-	VDIVPS      Z15, Z20, Z20
-	VFMADD231PS Z14, Z17, Z17
-	VFMADD231PS Z10, Z20, Z17
-	VPADDD      Z0, Z19, Z15
-	VPADDD      Z0, Z17, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VPSLLD      $0x10, Z17, Z16
-	VPTERNLOGD  $0xf4, Z1, Z19, Z16
-	VMOVDQU32   Z15, (BX)(CX*2)
-	VMOVDQU32   Z16, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept2346:
+	PREFETCHT0    (BX)(R11*2)
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	PREFETCHT0    (DX)(R11*2)
+	VMOVDQU32     (DX)(CX*2), Z16
+	VPSLLD        $0x10, Z16, Z15
+	VPANDD        Z1, Z16, Z16
+	VMOVDQU32     (SI)(CX*2), Z17
+	VPSRAW        $0x0f, Z17, Z18
+	VPADDW        (BX)(CX*2), Z18, Z18
+	VPSLLD        $0x10, Z18, Z19
+	VPTERNLOGD    $0xf4, Z1, Z17, Z19
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	VMULPS        Z11, Z15, Z15
+	VFMADD231PS   Z12, Z19, Z15
+	VMULPS        Z11, Z16, Z16
+	VFMADD231PS   Z12, Z17, Z16
+	VMOVDQU32     (DI)(CX*2), Z20
+	VPSLLD        $0x10, Z20, Z18
+	VPANDD        Z1, Z20, Z20
+	VMULPS        Z18, Z5, Z18
+	VFMADD231PS   Z6, Z15, Z18
+	VMULPS        Z20, Z5, Z20
+	VFMADD231PS   Z6, Z16, Z20
+	VMULPS        Z15, Z15, Z15
+	VMULPS        Z16, Z16, Z16
+	VMOVDQU32     (R8)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z1, Z22, Z22
+	VMULPS        Z21, Z7, Z21
+	VFMADD231PS   Z8, Z15, Z21
+	VMULPS        Z22, Z7, Z15
+	VFMADD231PS   Z8, Z16, Z15
+	VPADDD        Z0, Z18, Z16
+	VPADDD        Z0, Z20, Z22
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z22, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VPMULLD       Z4, Z4, Z16
+	VPSRLD        $0x10, Z16, Z16
+	VPADDD        Z2, Z4, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z21, Z16, Z16
+	VPADDD        Z15, Z22, Z22
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z22, Z1, Z16
+	VMOVDQU32     Z16, (R8)(CX*2)
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z21, Z21
+	VSQRTPS       Z15, Z15
+	VFMADD213PS   Z13, Z9, Z21
+	VDIVPS        Z21, Z18, Z18
+	VFMADD231PS   Z14, Z19, Z19
+	VFMADD231PS   Z10, Z18, Z19
+	VFMADD213PS   Z13, Z9, Z15
+	VDIVPS        Z15, Z20, Z20
+	VFMADD231PS   Z14, Z17, Z17
+	VFMADD231PS   Z10, Z20, Z17
+	VPADDD        Z0, Z19, Z15
+	VPADDD        Z0, Z17, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VPSLLD        $0x10, Z17, Z16
+	VPTERNLOGD    $0xf4, Z1, Z19, Z16
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2347
+	VPSUBW        (BX)(CX*2), Y15, Y17
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z15, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check1928:
+noted2347:
+	VMOVDQU32 Z15, (BX)(CX*2)
+	VMOVDQU32 Z16, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R11
+
+check2345:
 	CMPQ CX, R10
-	JB   next1927
+	JB   next2344
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1927
-	JMP  done1926
+	JB   next2344
+	JMP  done2343
 
-fp161924:
+fp162341:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1931
+	JMP  check2349
 
-next1930:
+next2348:
 	TESTQ     AX, AX
-	JEQ       kept1932
+	JEQ       kept2350
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -2967,101 +3861,152 @@ next1930:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1932:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z15
-	VCVTPH2PS   32(DX)(CX*2), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z15, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z15, Z18
-	VMOVDQU32   (SI)(CX*2), Z15
-	VPSRAW      $0x0f, Z15, Z16
-	VPADDW      (BX)(CX*2), Z16, Z16
-	VPSLLD      $0x10, Z16, Z19
-	VPTERNLOGD  $0xf4, Z1, Z15, Z19
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VMULPS      Z11, Z17, Z17
-	VFMADD231PS Z12, Z19, Z17
-	VMULPS      Z11, Z18, Z18
-	VFMADD231PS Z12, Z15, Z18
-	VMOVDQU32   (DI)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z16
-	VPANDD      Z1, Z20, Z20
-	VMULPS      Z16, Z5, Z16
-	VFMADD231PS Z6, Z17, Z16
-	VMULPS      Z20, Z5, Z20
-	VFMADD231PS Z6, Z18, Z20
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMOVDQU32   (R8)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z1, Z22, Z22
-	VMULPS      Z21, Z7, Z21
-	VFMADD231PS Z8, Z17, Z21
-	VMULPS      Z22, Z7, Z17
-	VFMADD231PS Z8, Z18, Z17
-	VPADDD      Z0, Z16, Z18
-	VPADDD      Z0, Z20, Z22
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z22, Z1, Z18
-	VMOVDQU32   Z18, (DI)(CX*2)
-	VPMULLD     Z4, Z4, Z18
-	VPSRLD      $0x10, Z18, Z18
-	VPADDD      Z2, Z4, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z21, Z18, Z18
-	VPADDD      Z17, Z22, Z22
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z22, Z1, Z18
-	VMOVDQU32   Z18, (R8)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z21, Z21
-	VSQRTPS     Z17, Z17
-	VFMADD213PS Z13, Z9, Z21
-	VDIVPS      Z21, Z16, Z16
-	VFMADD231PS Z14, Z19, Z19
-	VFMADD231PS Z10, Z16, Z19
-	VFMADD213PS Z13, Z9, Z17
-	VDIVPS      Z17, Z20, Z20
-	VFMADD231PS Z14, Z15, Z15
-	VFMADD231PS Z10, Z20, Z15
-	VPADDD      Z0, Z19, Z16
-	VPADDD      Z0, Z15, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VPSLLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf4, Z1, Z19, Z15
-	VMOVDQU32   Z16, (BX)(CX*2)
-	VMOVDQU32   Z15, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept2350:
+	PREFETCHT0    (BX)(R11*2)
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	PREFETCHT0    (DX)(R11*2)
+	VCVTPH2PS     (DX)(CX*2), Z15
+	VCVTPH2PS     32(DX)(CX*2), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z15, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z15, Z18
+	VMOVDQU32     (SI)(CX*2), Z15
+	VPSRAW        $0x0f, Z15, Z16
+	VPADDW        (BX)(CX*2), Z16, Z16
+	VPSLLD        $0x10, Z16, Z19
+	VPTERNLOGD    $0xf4, Z1, Z15, Z19
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VMULPS        Z11, Z17, Z17
+	VFMADD231PS   Z12, Z19, Z17
+	VMULPS        Z11, Z18, Z18
+	VFMADD231PS   Z12, Z15, Z18
+	VMOVDQU32     (DI)(CX*2), Z20
+	VPSLLD        $0x10, Z20, Z16
+	VPANDD        Z1, Z20, Z20
+	VMULPS        Z16, Z5, Z16
+	VFMADD231PS   Z6, Z17, Z16
+	VMULPS        Z20, Z5, Z20
+	VFMADD231PS   Z6, Z18, Z20
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMOVDQU32     (R8)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z1, Z22, Z22
+	VMULPS        Z21, Z7, Z21
+	VFMADD231PS   Z8, Z17, Z21
+	VMULPS        Z22, Z7, Z17
+	VFMADD231PS   Z8, Z18, Z17
+	VPADDD        Z0, Z16, Z18
+	VPADDD        Z0, Z20, Z22
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z22, Z1, Z18
+	VMOVDQU32     Z18, (DI)(CX*2)
+	VPMULLD       Z4, Z4, Z18
+	VPSRLD        $0x10, Z18, Z18
+	VPADDD        Z2, Z4, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z21, Z18, Z18
+	VPADDD        Z17, Z22, Z22
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z22, Z1, Z18
+	VMOVDQU32     Z18, (R8)(CX*2)
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z21, Z21
+	VSQRTPS       Z17, Z17
+	VFMADD213PS   Z13, Z9, Z21
+	VDIVPS        Z21, Z16, Z16
+	VFMADD231PS   Z14, Z19, Z19
+	VFMADD231PS   Z10, Z16, Z19
+	VFMADD213PS   Z13, Z9, Z17
+	VDIVPS        Z17, Z20, Z20
+	VFMADD231PS   Z14, Z15, Z15
+	VFMADD231PS   Z10, Z20, Z15
+	VPADDD        Z0, Z19, Z16
+	VPADDD        Z0, Z15, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VPSLLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf4, Z1, Z19, Z15
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2351
+	VPSUBW        (BX)(CX*2), Y16, Y17
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z16, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check1931:
+noted2351:
+	VMOVDQU32 Z16, (BX)(CX*2)
+	VMOVDQU32 Z15, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R11
+
+check2349:
 	CMPQ CX, R10
-	JB   next1930
+	JB   next2348
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1930
-	JMP  done1926
+	JB   next2348
+	JMP  done2343
 
-fp321925:
+fp322342:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1934
+	JMP  check2353
 
-next1933:
+next2352:
 	TESTQ     AX, AX
-	JEQ       kept1935
+	JEQ       kept2354
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -3075,99 +4020,150 @@ next1933:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1935:
-	PREFETCHT0  (BX)(R11*2)
-	PREFETCHT0  (SI)(R11*2)
-	PREFETCHT0  (DI)(R11*2)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
-	PREFETCHT0  64(DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z15
-	VMOVUPS     64(DX)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z15, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z15, Z18
-	VMOVDQU32   (SI)(CX*2), Z15
-	VPSRAW      $0x0f, Z15, Z16
-	VPADDW      (BX)(CX*2), Z16, Z16
-	VPSLLD      $0x10, Z16, Z19
-	VPTERNLOGD  $0xf4, Z1, Z15, Z19
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VMULPS      Z11, Z17, Z17
-	VFMADD231PS Z12, Z19, Z17
-	VMULPS      Z11, Z18, Z18
-	VFMADD231PS Z12, Z15, Z18
-	VMOVDQU32   (DI)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z16
-	VPANDD      Z1, Z20, Z20
-	VMULPS      Z16, Z5, Z16
-	VFMADD231PS Z6, Z17, Z16
-	VMULPS      Z20, Z5, Z20
-	VFMADD231PS Z6, Z18, Z20
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z18, Z18, Z18
-	VMOVDQU32   (R8)(CX*2), Z22
-	VPSLLD      $0x10, Z22, Z21
-	VPANDD      Z1, Z22, Z22
-	VMULPS      Z21, Z7, Z21
-	VFMADD231PS Z8, Z17, Z21
-	VMULPS      Z22, Z7, Z17
-	VFMADD231PS Z8, Z18, Z17
-	VPADDD      Z0, Z16, Z18
-	VPADDD      Z0, Z20, Z22
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z22, Z1, Z18
-	VMOVDQU32   Z18, (DI)(CX*2)
-	VPMULLD     Z4, Z4, Z18
-	VPSRLD      $0x10, Z18, Z18
-	VPADDD      Z2, Z4, Z22
-	VPMULLD     Z22, Z22, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z21, Z18, Z18
-	VPADDD      Z17, Z22, Z22
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z22, Z1, Z18
-	VMOVDQU32   Z18, (R8)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z21, Z21
-	VSQRTPS     Z17, Z17
-	VFMADD213PS Z13, Z9, Z21
-	VDIVPS      Z21, Z16, Z16
-	VFMADD231PS Z14, Z19, Z19
-	VFMADD231PS Z10, Z16, Z19
-	VFMADD213PS Z13, Z9, Z17
-	VDIVPS      Z17, Z20, Z20
-	VFMADD231PS Z14, Z15, Z15
-	VFMADD231PS Z10, Z20, Z15
-	VPADDD      Z0, Z19, Z16
-	VPADDD      Z0, Z15, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VPSLLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf4, Z1, Z19, Z15
-	VMOVDQU32   Z16, (BX)(CX*2)
-	VMOVDQU32   Z15, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+kept2354:
+	PREFETCHT0    (BX)(R11*2)
+	PREFETCHT0    (SI)(R11*2)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	PREFETCHT0    (DX)(R11*4)
+	PREFETCHT0    64(DX)(R11*4)
+	VMOVUPS       (DX)(CX*4), Z15
+	VMOVUPS       64(DX)(CX*4), Z16
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS     Z16, Z15, Z17
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS     Z16, Z15, Z18
+	VMOVDQU32     (SI)(CX*2), Z15
+	VPSRAW        $0x0f, Z15, Z16
+	VPADDW        (BX)(CX*2), Z16, Z16
+	VPSLLD        $0x10, Z16, Z19
+	VPTERNLOGD    $0xf4, Z1, Z15, Z19
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VMULPS        Z11, Z17, Z17
+	VFMADD231PS   Z12, Z19, Z17
+	VMULPS        Z11, Z18, Z18
+	VFMADD231PS   Z12, Z15, Z18
+	VMOVDQU32     (DI)(CX*2), Z20
+	VPSLLD        $0x10, Z20, Z16
+	VPANDD        Z1, Z20, Z20
+	VMULPS        Z16, Z5, Z16
+	VFMADD231PS   Z6, Z17, Z16
+	VMULPS        Z20, Z5, Z20
+	VFMADD231PS   Z6, Z18, Z20
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z18, Z18, Z18
+	VMOVDQU32     (R8)(CX*2), Z22
+	VPSLLD        $0x10, Z22, Z21
+	VPANDD        Z1, Z22, Z22
+	VMULPS        Z21, Z7, Z21
+	VFMADD231PS   Z8, Z17, Z21
+	VMULPS        Z22, Z7, Z17
+	VFMADD231PS   Z8, Z18, Z17
+	VPADDD        Z0, Z16, Z18
+	VPADDD        Z0, Z20, Z22
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z22, Z1, Z18
+	VMOVDQU32     Z18, (DI)(CX*2)
+	VPMULLD       Z4, Z4, Z18
+	VPSRLD        $0x10, Z18, Z18
+	VPADDD        Z2, Z4, Z22
+	VPMULLD       Z22, Z22, Z22
+	VPSRLD        $0x10, Z22, Z22
+	VPADDD        Z21, Z18, Z18
+	VPADDD        Z17, Z22, Z22
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z22, Z1, Z18
+	VMOVDQU32     Z18, (R8)(CX*2)
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z21, Z21
+	VSQRTPS       Z17, Z17
+	VFMADD213PS   Z13, Z9, Z21
+	VDIVPS        Z21, Z16, Z16
+	VFMADD231PS   Z14, Z19, Z19
+	VFMADD231PS   Z10, Z16, Z19
+	VFMADD213PS   Z13, Z9, Z17
+	VDIVPS        Z17, Z20, Z20
+	VFMADD231PS   Z14, Z15, Z15
+	VFMADD231PS   Z10, Z20, Z15
+	VPADDD        Z0, Z19, Z16
+	VPADDD        Z0, Z15, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VPSLLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf4, Z1, Z19, Z15
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2355
+	VPSUBW        (BX)(CX*2), Y16, Y17
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z16, Y17
+	VPSUBW        32(BX)(CX*2), Y17, Y17
+	MOVQ          CX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y17, K1
+	VPABSW        Y17, Y17
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y17, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y17, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(CX*2), Y17
+	VMOVDQU16     Y17, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-check1934:
+noted2355:
+	VMOVDQU32 Z16, (BX)(CX*2)
+	VMOVDQU32 Z15, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R11
+
+check2353:
 	CMPQ CX, R10
-	JB   next1933
+	JB   next2352
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1933
+	JB   next2352
 
-done1926:
-updated1909:
+done2343:
+updated2323:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func lionSplitBF16AVX512(a *Arguments)
-// Requires: AVX, AVX512BW, AVX512DQ, AVX512F, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -3209,23 +4205,23 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      40(R11), R11
 	TESTQ     R11, R11
-	JEQ       plain1936
+	JEQ       plain2356
 	VPXORQ    Z3, Z3, Z3
 	VPXORQ    Z4, Z4, Z4
 	VPXORQ    Z5, Z5, Z5
 	VPXORQ    Z6, Z6, Z6
 	CMPQ      CX, $0x01
-	JE        fp161939
-	JA        fp321940
+	JE        fp162359
+	JA        fp322360
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1943
+	JMP       check2363
 
-next1942:
+next2362:
 	TESTQ     AX, AX
-	JEQ       kept1944
+	JEQ       kept2364
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z16
@@ -3237,93 +4233,144 @@ next1942:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1944:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z3, Z3
-	VPADDQ      (DI)(CX*2), Z5, Z5
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z1, Z17, Z17
-	VMOVDQU32   (SI)(CX*2), Z18
-	VPSRAW      $0x0f, Z18, Z19
-	VPADDW      (BX)(CX*2), Z19, Z19
-	VPSLLD      $0x10, Z19, Z20
-	VPTERNLOGD  $0xf4, Z1, Z18, Z20
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z19, Z1, Z18
-	VMULPS      Z13, Z16, Z16
-	VFMADD231PS Z14, Z20, Z16
-	VMULPS      Z13, Z17, Z17
-	VFMADD231PS Z14, Z18, Z17
-	VMOVDQU32   (DI)(CX*2), Z21
-	VPSLLD      $0x10, Z21, Z19
-	VPANDD      Z1, Z21, Z21
-	VMULPS      Z19, Z2, Z22
-	VFMADD231PS Z9, Z16, Z22
-	VFMADD231PS Z15, Z20, Z20
-	VPXORD      Z7, Z7, Z7
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z7, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z7, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z20, Z20
-	VMULPS      Z21, Z2, Z22
-	VFMADD231PS Z9, Z17, Z22
-	VFMADD231PS Z15, Z18, Z18
-	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z8, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z8, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z18, Z18
-	VMULPS      Z19, Z10, Z19
-	VFMADD231PS Z11, Z16, Z19
-	VMULPS      Z21, Z10, Z16
-	VFMADD231PS Z11, Z17, Z16
-	VPADDD      Z0, Z19, Z17
-	VPADDD      Z0, Z16, Z16
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z16, Z1, Z17
-	VMOVDQU32   Z17, (DI)(CX*2)
-	VPADDQ      Z17, Z6, Z6
-	VPADDD      Z0, Z20, Z16
-	VPADDD      Z0, Z18, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VPSLLD      $0x10, Z18, Z17
-	VPTERNLOGD  $0xf4, Z1, Z20, Z17
-	VMOVDQU32   Z16, (BX)(CX*2)
-	VMOVDQU32   Z17, (SI)(CX*2)
-	VPADDQ      Z17, Z4, Z4
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2364:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z3, Z3
+	VPADDQ        (DI)(CX*2), Z5, Z5
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z17
+	VPSLLD        $0x10, Z17, Z16
+	VPANDD        Z1, Z17, Z17
+	VMOVDQU32     (SI)(CX*2), Z18
+	VPSRAW        $0x0f, Z18, Z19
+	VPADDW        (BX)(CX*2), Z19, Z19
+	VPSLLD        $0x10, Z19, Z20
+	VPTERNLOGD    $0xf4, Z1, Z18, Z20
+	VPSRLD        $0x10, Z18, Z18
+	VPTERNLOGD    $0xf8, Z19, Z1, Z18
+	VMULPS        Z13, Z16, Z16
+	VFMADD231PS   Z14, Z20, Z16
+	VMULPS        Z13, Z17, Z17
+	VFMADD231PS   Z14, Z18, Z17
+	VMOVDQU32     (DI)(CX*2), Z21
+	VPSLLD        $0x10, Z21, Z19
+	VPANDD        Z1, Z21, Z21
+	VMULPS        Z19, Z2, Z22
+	VFMADD231PS   Z9, Z16, Z22
+	VFMADD231PS   Z15, Z20, Z20
+	VPXORD        Z7, Z7, Z7
+	VANDPS        pattern80000000<>+0(SB), Z22, Z23
+	VXORPS        Z12, Z23, Z23
+	VCMPPS        $0x00, Z7, Z22, K1
+	VCMPPS        $0x03, Z22, Z22, K2
+	VMOVDQA32     Z7, K1, Z23
+	VMOVDQA32     Z22, K2, Z23
+	VADDPS        Z23, Z20, Z20
+	VMULPS        Z21, Z2, Z22
+	VFMADD231PS   Z9, Z17, Z22
+	VFMADD231PS   Z15, Z18, Z18
+	VPXORD        Z8, Z8, Z8
+	VANDPS        pattern80000000<>+0(SB), Z22, Z23
+	VXORPS        Z12, Z23, Z23
+	VCMPPS        $0x00, Z8, Z22, K1
+	VCMPPS        $0x03, Z22, Z22, K2
+	VMOVDQA32     Z8, K1, Z23
+	VMOVDQA32     Z22, K2, Z23
+	VADDPS        Z23, Z18, Z18
+	VMULPS        Z19, Z10, Z19
+	VFMADD231PS   Z11, Z16, Z19
+	VMULPS        Z21, Z10, Z16
+	VFMADD231PS   Z11, Z17, Z16
+	VPADDD        Z0, Z19, Z17
+	VPADDD        Z0, Z16, Z16
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z16, Z1, Z17
+	VMOVDQU32     Z17, (DI)(CX*2)
+	VPADDQ        Z17, Z6, Z6
+	VPADDD        Z0, Z20, Z16
+	VPADDD        Z0, Z18, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VPSLLD        $0x10, Z18, Z17
+	VPTERNLOGD    $0xf4, Z1, Z20, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2365
+	VPSUBW        (BX)(CX*2), Y16, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z16, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1943:
+noted2365:
+	VMOVDQU32 Z16, (BX)(CX*2)
+	VMOVDQU32 Z17, (SI)(CX*2)
+	VPADDQ    Z17, Z4, Z4
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2363:
 	CMPQ CX, R9
-	JB   next1942
+	JB   next2362
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1942
-	JMP  done1941
+	JB   next2362
+	JMP  done2361
 
-fp161939:
+fp162359:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1946
+	JMP  check2367
 
-next1945:
+next2366:
 	TESTQ     AX, AX
-	JEQ       kept1947
+	JEQ       kept2368
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z7
@@ -3335,96 +4382,147 @@ next1945:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1947:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z3, Z3
-	VPADDQ      (DI)(CX*2), Z5, Z5
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z7
-	VCVTPH2PS   32(DX)(CX*2), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z17, Z7, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z17, Z7, Z19
-	VMOVDQU32   (SI)(CX*2), Z7
-	VPSRAW      $0x0f, Z7, Z17
-	VPADDW      (BX)(CX*2), Z17, Z17
-	VPSLLD      $0x10, Z17, Z20
-	VPTERNLOGD  $0xf4, Z1, Z7, Z20
-	VPSRLD      $0x10, Z7, Z7
-	VPTERNLOGD  $0xf8, Z17, Z1, Z7
-	VMULPS      Z13, Z18, Z18
-	VFMADD231PS Z14, Z20, Z18
-	VMULPS      Z13, Z19, Z19
-	VFMADD231PS Z14, Z7, Z19
-	VMOVDQU32   (DI)(CX*2), Z21
-	VPSLLD      $0x10, Z21, Z17
-	VPANDD      Z1, Z21, Z21
-	VMULPS      Z17, Z2, Z22
-	VFMADD231PS Z9, Z18, Z22
-	VFMADD231PS Z15, Z20, Z20
-	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z8, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z8, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z20, Z20
-	VMULPS      Z21, Z2, Z22
-	VFMADD231PS Z9, Z19, Z22
-	VFMADD231PS Z15, Z7, Z7
-	VPXORD      Z16, Z16, Z16
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z16, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z16, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z7, Z7
-	VMULPS      Z17, Z10, Z17
-	VFMADD231PS Z11, Z18, Z17
-	VMULPS      Z21, Z10, Z18
-	VFMADD231PS Z11, Z19, Z18
-	VPADDD      Z0, Z17, Z17
-	VPADDD      Z0, Z18, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VMOVDQU32   Z17, (DI)(CX*2)
-	VPADDQ      Z17, Z6, Z6
-	VPADDD      Z0, Z20, Z17
-	VPADDD      Z0, Z7, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VPSLLD      $0x10, Z7, Z7
-	VPTERNLOGD  $0xf4, Z1, Z20, Z7
-	VMOVDQU32   Z17, (BX)(CX*2)
-	VMOVDQU32   Z7, (SI)(CX*2)
-	VPADDQ      Z7, Z4, Z4
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2368:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z3, Z3
+	VPADDQ        (DI)(CX*2), Z5, Z5
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z7
+	VCVTPH2PS     32(DX)(CX*2), Z17
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
+	VPERMI2PS     Z17, Z7, Z18
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
+	VPERMI2PS     Z17, Z7, Z19
+	VMOVDQU32     (SI)(CX*2), Z7
+	VPSRAW        $0x0f, Z7, Z17
+	VPADDW        (BX)(CX*2), Z17, Z17
+	VPSLLD        $0x10, Z17, Z20
+	VPTERNLOGD    $0xf4, Z1, Z7, Z20
+	VPSRLD        $0x10, Z7, Z7
+	VPTERNLOGD    $0xf8, Z17, Z1, Z7
+	VMULPS        Z13, Z18, Z18
+	VFMADD231PS   Z14, Z20, Z18
+	VMULPS        Z13, Z19, Z19
+	VFMADD231PS   Z14, Z7, Z19
+	VMOVDQU32     (DI)(CX*2), Z21
+	VPSLLD        $0x10, Z21, Z17
+	VPANDD        Z1, Z21, Z21
+	VMULPS        Z17, Z2, Z22
+	VFMADD231PS   Z9, Z18, Z22
+	VFMADD231PS   Z15, Z20, Z20
+	VPXORD        Z8, Z8, Z8
+	VANDPS        pattern80000000<>+0(SB), Z22, Z23
+	VXORPS        Z12, Z23, Z23
+	VCMPPS        $0x00, Z8, Z22, K1
+	VCMPPS        $0x03, Z22, Z22, K2
+	VMOVDQA32     Z8, K1, Z23
+	VMOVDQA32     Z22, K2, Z23
+	VADDPS        Z23, Z20, Z20
+	VMULPS        Z21, Z2, Z22
+	VFMADD231PS   Z9, Z19, Z22
+	VFMADD231PS   Z15, Z7, Z7
+	VPXORD        Z16, Z16, Z16
+	VANDPS        pattern80000000<>+0(SB), Z22, Z23
+	VXORPS        Z12, Z23, Z23
+	VCMPPS        $0x00, Z16, Z22, K1
+	VCMPPS        $0x03, Z22, Z22, K2
+	VMOVDQA32     Z16, K1, Z23
+	VMOVDQA32     Z22, K2, Z23
+	VADDPS        Z23, Z7, Z7
+	VMULPS        Z17, Z10, Z17
+	VFMADD231PS   Z11, Z18, Z17
+	VMULPS        Z21, Z10, Z18
+	VFMADD231PS   Z11, Z19, Z18
+	VPADDD        Z0, Z17, Z17
+	VPADDD        Z0, Z18, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	VMOVDQU32     Z17, (DI)(CX*2)
+	VPADDQ        Z17, Z6, Z6
+	VPADDD        Z0, Z20, Z17
+	VPADDD        Z0, Z7, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	VPSLLD        $0x10, Z7, Z7
+	VPTERNLOGD    $0xf4, Z1, Z20, Z7
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2369
+	VPSUBW        (BX)(CX*2), Y17, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1946:
+noted2369:
+	VMOVDQU32 Z17, (BX)(CX*2)
+	VMOVDQU32 Z7, (SI)(CX*2)
+	VPADDQ    Z7, Z4, Z4
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2367:
 	CMPQ CX, R9
-	JB   next1945
+	JB   next2366
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1945
-	JMP  done1941
+	JB   next2366
+	JMP  done2361
 
-fp321940:
+fp322360:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1949
+	JMP  check2371
 
-next1948:
+next2370:
 	TESTQ     AX, AX
-	JEQ       kept1950
+	JEQ       kept2372
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z7
@@ -3436,108 +4534,159 @@ next1948:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1950:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z3, Z3
-	VPADDQ      (DI)(CX*2), Z5, Z5
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z7
-	VMOVUPS     64(DX)(CX*4), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z17, Z7, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z17, Z7, Z19
-	VMOVDQU32   (SI)(CX*2), Z7
-	VPSRAW      $0x0f, Z7, Z17
-	VPADDW      (BX)(CX*2), Z17, Z17
-	VPSLLD      $0x10, Z17, Z20
-	VPTERNLOGD  $0xf4, Z1, Z7, Z20
-	VPSRLD      $0x10, Z7, Z7
-	VPTERNLOGD  $0xf8, Z17, Z1, Z7
-	VMULPS      Z13, Z18, Z18
-	VFMADD231PS Z14, Z20, Z18
-	VMULPS      Z13, Z19, Z19
-	VFMADD231PS Z14, Z7, Z19
-	VMOVDQU32   (DI)(CX*2), Z21
-	VPSLLD      $0x10, Z21, Z17
-	VPANDD      Z1, Z21, Z21
-	VMULPS      Z17, Z2, Z22
-	VFMADD231PS Z9, Z18, Z22
-	VFMADD231PS Z15, Z20, Z20
-	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z8, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z8, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z20, Z20
-	VMULPS      Z21, Z2, Z22
-	VFMADD231PS Z9, Z19, Z22
-	VFMADD231PS Z15, Z7, Z7
-	VPXORD      Z16, Z16, Z16
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z16, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z16, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z7, Z7
-	VMULPS      Z17, Z10, Z17
-	VFMADD231PS Z11, Z18, Z17
-	VMULPS      Z21, Z10, Z18
-	VFMADD231PS Z11, Z19, Z18
-	VPADDD      Z0, Z17, Z17
-	VPADDD      Z0, Z18, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VMOVDQU32   Z17, (DI)(CX*2)
-	VPADDQ      Z17, Z6, Z6
-	VPADDD      Z0, Z20, Z17
-	VPADDD      Z0, Z7, Z18
-	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z18, Z1, Z17
-	VPSLLD      $0x10, Z7, Z7
-	VPTERNLOGD  $0xf4, Z1, Z20, Z7
-	VMOVDQU32   Z17, (BX)(CX*2)
-	VMOVDQU32   Z7, (SI)(CX*2)
-	VPADDQ      Z7, Z4, Z4
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2372:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z3, Z3
+	VPADDQ        (DI)(CX*2), Z5, Z5
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z7
+	VMOVUPS       64(DX)(CX*4), Z17
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
+	VPERMI2PS     Z17, Z7, Z18
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
+	VPERMI2PS     Z17, Z7, Z19
+	VMOVDQU32     (SI)(CX*2), Z7
+	VPSRAW        $0x0f, Z7, Z17
+	VPADDW        (BX)(CX*2), Z17, Z17
+	VPSLLD        $0x10, Z17, Z20
+	VPTERNLOGD    $0xf4, Z1, Z7, Z20
+	VPSRLD        $0x10, Z7, Z7
+	VPTERNLOGD    $0xf8, Z17, Z1, Z7
+	VMULPS        Z13, Z18, Z18
+	VFMADD231PS   Z14, Z20, Z18
+	VMULPS        Z13, Z19, Z19
+	VFMADD231PS   Z14, Z7, Z19
+	VMOVDQU32     (DI)(CX*2), Z21
+	VPSLLD        $0x10, Z21, Z17
+	VPANDD        Z1, Z21, Z21
+	VMULPS        Z17, Z2, Z22
+	VFMADD231PS   Z9, Z18, Z22
+	VFMADD231PS   Z15, Z20, Z20
+	VPXORD        Z8, Z8, Z8
+	VANDPS        pattern80000000<>+0(SB), Z22, Z23
+	VXORPS        Z12, Z23, Z23
+	VCMPPS        $0x00, Z8, Z22, K1
+	VCMPPS        $0x03, Z22, Z22, K2
+	VMOVDQA32     Z8, K1, Z23
+	VMOVDQA32     Z22, K2, Z23
+	VADDPS        Z23, Z20, Z20
+	VMULPS        Z21, Z2, Z22
+	VFMADD231PS   Z9, Z19, Z22
+	VFMADD231PS   Z15, Z7, Z7
+	VPXORD        Z16, Z16, Z16
+	VANDPS        pattern80000000<>+0(SB), Z22, Z23
+	VXORPS        Z12, Z23, Z23
+	VCMPPS        $0x00, Z16, Z22, K1
+	VCMPPS        $0x03, Z22, Z22, K2
+	VMOVDQA32     Z16, K1, Z23
+	VMOVDQA32     Z22, K2, Z23
+	VADDPS        Z23, Z7, Z7
+	VMULPS        Z17, Z10, Z17
+	VFMADD231PS   Z11, Z18, Z17
+	VMULPS        Z21, Z10, Z18
+	VFMADD231PS   Z11, Z19, Z18
+	VPADDD        Z0, Z17, Z17
+	VPADDD        Z0, Z18, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	VMOVDQU32     Z17, (DI)(CX*2)
+	VPADDQ        Z17, Z6, Z6
+	VPADDD        Z0, Z20, Z17
+	VPADDD        Z0, Z7, Z18
+	VPSRLD        $0x10, Z17, Z17
+	VPTERNLOGD    $0xf8, Z18, Z1, Z17
+	VPSLLD        $0x10, Z7, Z7
+	VPTERNLOGD    $0xf4, Z1, Z20, Z7
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2373
+	VPSUBW        (BX)(CX*2), Y17, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z17, Y18
+	VPSUBW        32(BX)(CX*2), Y18, Y18
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1949:
+noted2373:
+	VMOVDQU32 Z17, (BX)(CX*2)
+	VMOVDQU32 Z7, (SI)(CX*2)
+	VPADDQ    Z7, Z4, Z4
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2371:
 	CMPQ CX, R9
-	JB   next1948
+	JB   next2370
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1948
+	JB   next2370
 
-done1941:
+done2361:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z3, 128(AX)
 	VMOVDQU32 Z4, 192(AX)
 	VMOVDQU32 Z5, 256(AX)
 	VMOVDQU32 Z6, 320(AX)
-	JMP       updated1937
+	JMP       updated2357
 
-plain1936:
+plain2356:
 	CMPQ CX, $0x01
-	JE   fp161952
-	JA   fp321953
+	JE   fp162375
+	JA   fp322376
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1956
+	JMP  check2379
 
-next1955:
+next2378:
 	TESTQ     AX, AX
-	JEQ       kept1957
+	JEQ       kept2380
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -3549,89 +4698,140 @@ next1955:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1957:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z6
-	VPSLLD      $0x10, Z6, Z3
-	VPANDD      Z1, Z6, Z6
-	VMOVDQU32   (SI)(CX*2), Z7
-	VPSRAW      $0x0f, Z7, Z8
-	VPADDW      (BX)(CX*2), Z8, Z8
-	VPSLLD      $0x10, Z8, Z16
-	VPTERNLOGD  $0xf4, Z1, Z7, Z16
-	VPSRLD      $0x10, Z7, Z7
-	VPTERNLOGD  $0xf8, Z8, Z1, Z7
-	VMULPS      Z13, Z3, Z3
-	VFMADD231PS Z14, Z16, Z3
-	VMULPS      Z13, Z6, Z6
-	VFMADD231PS Z14, Z7, Z6
-	VMOVDQU32   (DI)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z8
-	VPANDD      Z1, Z17, Z17
-	VMULPS      Z8, Z2, Z18
-	VFMADD231PS Z9, Z3, Z18
-	VFMADD231PS Z15, Z16, Z16
-	VPXORD      Z4, Z4, Z4
-	VANDPS      pattern80000000<>+0(SB), Z18, Z19
-	VXORPS      Z12, Z19, Z19
-	VCMPPS      $0x00, Z4, Z18, K1
-	VCMPPS      $0x03, Z18, Z18, K2
-	VMOVDQA32   Z4, K1, Z19
-	VMOVDQA32   Z18, K2, Z19
-	VADDPS      Z19, Z16, Z16
-	VMULPS      Z17, Z2, Z18
-	VFMADD231PS Z9, Z6, Z18
-	VFMADD231PS Z15, Z7, Z7
-	VPXORD      Z5, Z5, Z5
-	VANDPS      pattern80000000<>+0(SB), Z18, Z19
-	VXORPS      Z12, Z19, Z19
-	VCMPPS      $0x00, Z5, Z18, K1
-	VCMPPS      $0x03, Z18, Z18, K2
-	VMOVDQA32   Z5, K1, Z19
-	VMOVDQA32   Z18, K2, Z19
-	VADDPS      Z19, Z7, Z7
-	VMULPS      Z8, Z10, Z8
-	VFMADD231PS Z11, Z3, Z8
-	VMULPS      Z17, Z10, Z3
-	VFMADD231PS Z11, Z6, Z3
-	VPADDD      Z0, Z8, Z6
-	VPADDD      Z0, Z3, Z3
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z3, Z1, Z6
-	VMOVDQU32   Z6, (DI)(CX*2)
-	VPADDD      Z0, Z16, Z3
-	VPADDD      Z0, Z7, Z6
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z6, Z1, Z3
-	VPSLLD      $0x10, Z7, Z6
-	VPTERNLOGD  $0xf4, Z1, Z16, Z6
-	VMOVDQU32   Z3, (BX)(CX*2)
-	VMOVDQU32   Z6, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2380:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z6
+	VPSLLD        $0x10, Z6, Z3
+	VPANDD        Z1, Z6, Z6
+	VMOVDQU32     (SI)(CX*2), Z7
+	VPSRAW        $0x0f, Z7, Z8
+	VPADDW        (BX)(CX*2), Z8, Z8
+	VPSLLD        $0x10, Z8, Z16
+	VPTERNLOGD    $0xf4, Z1, Z7, Z16
+	VPSRLD        $0x10, Z7, Z7
+	VPTERNLOGD    $0xf8, Z8, Z1, Z7
+	VMULPS        Z13, Z3, Z3
+	VFMADD231PS   Z14, Z16, Z3
+	VMULPS        Z13, Z6, Z6
+	VFMADD231PS   Z14, Z7, Z6
+	VMOVDQU32     (DI)(CX*2), Z17
+	VPSLLD        $0x10, Z17, Z8
+	VPANDD        Z1, Z17, Z17
+	VMULPS        Z8, Z2, Z18
+	VFMADD231PS   Z9, Z3, Z18
+	VFMADD231PS   Z15, Z16, Z16
+	VPXORD        Z4, Z4, Z4
+	VANDPS        pattern80000000<>+0(SB), Z18, Z19
+	VXORPS        Z12, Z19, Z19
+	VCMPPS        $0x00, Z4, Z18, K1
+	VCMPPS        $0x03, Z18, Z18, K2
+	VMOVDQA32     Z4, K1, Z19
+	VMOVDQA32     Z18, K2, Z19
+	VADDPS        Z19, Z16, Z16
+	VMULPS        Z17, Z2, Z18
+	VFMADD231PS   Z9, Z6, Z18
+	VFMADD231PS   Z15, Z7, Z7
+	VPXORD        Z5, Z5, Z5
+	VANDPS        pattern80000000<>+0(SB), Z18, Z19
+	VXORPS        Z12, Z19, Z19
+	VCMPPS        $0x00, Z5, Z18, K1
+	VCMPPS        $0x03, Z18, Z18, K2
+	VMOVDQA32     Z5, K1, Z19
+	VMOVDQA32     Z18, K2, Z19
+	VADDPS        Z19, Z7, Z7
+	VMULPS        Z8, Z10, Z8
+	VFMADD231PS   Z11, Z3, Z8
+	VMULPS        Z17, Z10, Z3
+	VFMADD231PS   Z11, Z6, Z3
+	VPADDD        Z0, Z8, Z6
+	VPADDD        Z0, Z3, Z3
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z3, Z1, Z6
+	VMOVDQU32     Z6, (DI)(CX*2)
+	VPADDD        Z0, Z16, Z3
+	VPADDD        Z0, Z7, Z6
+	VPSRLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf8, Z6, Z1, Z3
+	VPSLLD        $0x10, Z7, Z6
+	VPTERNLOGD    $0xf4, Z1, Z16, Z6
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2381
+	VPSUBW        (BX)(CX*2), Y3, Y7
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z3, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1956:
+noted2381:
+	VMOVDQU32 Z3, (BX)(CX*2)
+	VMOVDQU32 Z6, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2379:
 	CMPQ CX, R9
-	JB   next1955
+	JB   next2378
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1955
-	JMP  done1954
+	JB   next2378
+	JMP  done2377
 
-fp161952:
+fp162375:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1959
+	JMP  check2383
 
-next1958:
+next2382:
 	TESTQ     AX, AX
-	JEQ       kept1960
+	JEQ       kept2384
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -3643,92 +4843,143 @@ next1958:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1960:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z3
-	VCVTPH2PS   32(DX)(CX*2), Z6
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z7
-	VPERMI2PS   Z6, Z3, Z7
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z8
-	VPERMI2PS   Z6, Z3, Z8
-	VMOVDQU32   (SI)(CX*2), Z3
-	VPSRAW      $0x0f, Z3, Z6
-	VPADDW      (BX)(CX*2), Z6, Z6
-	VPSLLD      $0x10, Z6, Z16
-	VPTERNLOGD  $0xf4, Z1, Z3, Z16
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z6, Z1, Z3
-	VMULPS      Z13, Z7, Z7
-	VFMADD231PS Z14, Z16, Z7
-	VMULPS      Z13, Z8, Z8
-	VFMADD231PS Z14, Z3, Z8
-	VMOVDQU32   (DI)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z6
-	VPANDD      Z1, Z17, Z17
-	VMULPS      Z6, Z2, Z18
-	VFMADD231PS Z9, Z7, Z18
-	VFMADD231PS Z15, Z16, Z16
-	VPXORD      Z4, Z4, Z4
-	VANDPS      pattern80000000<>+0(SB), Z18, Z19
-	VXORPS      Z12, Z19, Z19
-	VCMPPS      $0x00, Z4, Z18, K1
-	VCMPPS      $0x03, Z18, Z18, K2
-	VMOVDQA32   Z4, K1, Z19
-	VMOVDQA32   Z18, K2, Z19
-	VADDPS      Z19, Z16, Z16
-	VMULPS      Z17, Z2, Z18
-	VFMADD231PS Z9, Z8, Z18
-	VFMADD231PS Z15, Z3, Z3
-	VPXORD      Z5, Z5, Z5
-	VANDPS      pattern80000000<>+0(SB), Z18, Z19
-	VXORPS      Z12, Z19, Z19
-	VCMPPS      $0x00, Z5, Z18, K1
-	VCMPPS      $0x03, Z18, Z18, K2
-	VMOVDQA32   Z5, K1, Z19
-	VMOVDQA32   Z18, K2, Z19
-	VADDPS      Z19, Z3, Z3
-	VMULPS      Z6, Z10, Z6
-	VFMADD231PS Z11, Z7, Z6
-	VMULPS      Z17, Z10, Z7
-	VFMADD231PS Z11, Z8, Z7
-	VPADDD      Z0, Z6, Z6
-	VPADDD      Z0, Z7, Z7
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z7, Z1, Z6
-	VMOVDQU32   Z6, (DI)(CX*2)
-	VPADDD      Z0, Z16, Z6
-	VPADDD      Z0, Z3, Z7
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z7, Z1, Z6
-	VPSLLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf4, Z1, Z16, Z3
-	VMOVDQU32   Z6, (BX)(CX*2)
-	VMOVDQU32   Z3, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2384:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z3
+	VCVTPH2PS     32(DX)(CX*2), Z6
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z7
+	VPERMI2PS     Z6, Z3, Z7
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z8
+	VPERMI2PS     Z6, Z3, Z8
+	VMOVDQU32     (SI)(CX*2), Z3
+	VPSRAW        $0x0f, Z3, Z6
+	VPADDW        (BX)(CX*2), Z6, Z6
+	VPSLLD        $0x10, Z6, Z16
+	VPTERNLOGD    $0xf4, Z1, Z3, Z16
+	VPSRLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf8, Z6, Z1, Z3
+	VMULPS        Z13, Z7, Z7
+	VFMADD231PS   Z14, Z16, Z7
+	VMULPS        Z13, Z8, Z8
+	VFMADD231PS   Z14, Z3, Z8
+	VMOVDQU32     (DI)(CX*2), Z17
+	VPSLLD        $0x10, Z17, Z6
+	VPANDD        Z1, Z17, Z17
+	VMULPS        Z6, Z2, Z18
+	VFMADD231PS   Z9, Z7, Z18
+	VFMADD231PS   Z15, Z16, Z16
+	VPXORD        Z4, Z4, Z4
+	VANDPS        pattern80000000<>+0(SB), Z18, Z19
+	VXORPS        Z12, Z19, Z19
+	VCMPPS        $0x00, Z4, Z18, K1
+	VCMPPS        $0x03, Z18, Z18, K2
+	VMOVDQA32     Z4, K1, Z19
+	VMOVDQA32     Z18, K2, Z19
+	VADDPS        Z19, Z16, Z16
+	VMULPS        Z17, Z2, Z18
+	VFMADD231PS   Z9, Z8, Z18
+	VFMADD231PS   Z15, Z3, Z3
+	VPXORD        Z5, Z5, Z5
+	VANDPS        pattern80000000<>+0(SB), Z18, Z19
+	VXORPS        Z12, Z19, Z19
+	VCMPPS        $0x00, Z5, Z18, K1
+	VCMPPS        $0x03, Z18, Z18, K2
+	VMOVDQA32     Z5, K1, Z19
+	VMOVDQA32     Z18, K2, Z19
+	VADDPS        Z19, Z3, Z3
+	VMULPS        Z6, Z10, Z6
+	VFMADD231PS   Z11, Z7, Z6
+	VMULPS        Z17, Z10, Z7
+	VFMADD231PS   Z11, Z8, Z7
+	VPADDD        Z0, Z6, Z6
+	VPADDD        Z0, Z7, Z7
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z7, Z1, Z6
+	VMOVDQU32     Z6, (DI)(CX*2)
+	VPADDD        Z0, Z16, Z6
+	VPADDD        Z0, Z3, Z7
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z7, Z1, Z6
+	VPSLLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf4, Z1, Z16, Z3
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2385
+	VPSUBW        (BX)(CX*2), Y6, Y7
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z6, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1959:
+noted2385:
+	VMOVDQU32 Z6, (BX)(CX*2)
+	VMOVDQU32 Z3, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2383:
 	CMPQ CX, R9
-	JB   next1958
+	JB   next2382
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1958
-	JMP  done1954
+	JB   next2382
+	JMP  done2377
 
-fp321953:
+fp322376:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1962
+	JMP  check2387
 
-next1961:
+next2386:
 	TESTQ     AX, AX
-	JEQ       kept1963
+	JEQ       kept2388
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -3740,90 +4991,141 @@ next1961:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1963:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z3
-	VMOVUPS     64(DX)(CX*4), Z6
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z7
-	VPERMI2PS   Z6, Z3, Z7
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z8
-	VPERMI2PS   Z6, Z3, Z8
-	VMOVDQU32   (SI)(CX*2), Z3
-	VPSRAW      $0x0f, Z3, Z6
-	VPADDW      (BX)(CX*2), Z6, Z6
-	VPSLLD      $0x10, Z6, Z16
-	VPTERNLOGD  $0xf4, Z1, Z3, Z16
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z6, Z1, Z3
-	VMULPS      Z13, Z7, Z7
-	VFMADD231PS Z14, Z16, Z7
-	VMULPS      Z13, Z8, Z8
-	VFMADD231PS Z14, Z3, Z8
-	VMOVDQU32   (DI)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z6
-	VPANDD      Z1, Z17, Z17
-	VMULPS      Z6, Z2, Z18
-	VFMADD231PS Z9, Z7, Z18
-	VFMADD231PS Z15, Z16, Z16
-	VPXORD      Z4, Z4, Z4
-	VANDPS      pattern80000000<>+0(SB), Z18, Z19
-	VXORPS      Z12, Z19, Z19
-	VCMPPS      $0x00, Z4, Z18, K1
-	VCMPPS      $0x03, Z18, Z18, K2
-	VMOVDQA32   Z4, K1, Z19
-	VMOVDQA32   Z18, K2, Z19
-	VADDPS      Z19, Z16, Z16
-	VMULPS      Z17, Z2, Z18
-	VFMADD231PS Z9, Z8, Z18
-	VFMADD231PS Z15, Z3, Z3
-	VPXORD      Z5, Z5, Z5
-	VANDPS      pattern80000000<>+0(SB), Z18, Z19
-	VXORPS      Z12, Z19, Z19
-	VCMPPS      $0x00, Z5, Z18, K1
-	VCMPPS      $0x03, Z18, Z18, K2
-	VMOVDQA32   Z5, K1, Z19
-	VMOVDQA32   Z18, K2, Z19
-	VADDPS      Z19, Z3, Z3
-	VMULPS      Z6, Z10, Z6
-	VFMADD231PS Z11, Z7, Z6
-	VMULPS      Z17, Z10, Z7
-	VFMADD231PS Z11, Z8, Z7
-	VPADDD      Z0, Z6, Z6
-	VPADDD      Z0, Z7, Z7
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z7, Z1, Z6
-	VMOVDQU32   Z6, (DI)(CX*2)
-	VPADDD      Z0, Z16, Z6
-	VPADDD      Z0, Z3, Z7
-	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z7, Z1, Z6
-	VPSLLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf4, Z1, Z16, Z3
-	VMOVDQU32   Z6, (BX)(CX*2)
-	VMOVDQU32   Z3, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2388:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z3
+	VMOVUPS       64(DX)(CX*4), Z6
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z7
+	VPERMI2PS     Z6, Z3, Z7
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z8
+	VPERMI2PS     Z6, Z3, Z8
+	VMOVDQU32     (SI)(CX*2), Z3
+	VPSRAW        $0x0f, Z3, Z6
+	VPADDW        (BX)(CX*2), Z6, Z6
+	VPSLLD        $0x10, Z6, Z16
+	VPTERNLOGD    $0xf4, Z1, Z3, Z16
+	VPSRLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf8, Z6, Z1, Z3
+	VMULPS        Z13, Z7, Z7
+	VFMADD231PS   Z14, Z16, Z7
+	VMULPS        Z13, Z8, Z8
+	VFMADD231PS   Z14, Z3, Z8
+	VMOVDQU32     (DI)(CX*2), Z17
+	VPSLLD        $0x10, Z17, Z6
+	VPANDD        Z1, Z17, Z17
+	VMULPS        Z6, Z2, Z18
+	VFMADD231PS   Z9, Z7, Z18
+	VFMADD231PS   Z15, Z16, Z16
+	VPXORD        Z4, Z4, Z4
+	VANDPS        pattern80000000<>+0(SB), Z18, Z19
+	VXORPS        Z12, Z19, Z19
+	VCMPPS        $0x00, Z4, Z18, K1
+	VCMPPS        $0x03, Z18, Z18, K2
+	VMOVDQA32     Z4, K1, Z19
+	VMOVDQA32     Z18, K2, Z19
+	VADDPS        Z19, Z16, Z16
+	VMULPS        Z17, Z2, Z18
+	VFMADD231PS   Z9, Z8, Z18
+	VFMADD231PS   Z15, Z3, Z3
+	VPXORD        Z5, Z5, Z5
+	VANDPS        pattern80000000<>+0(SB), Z18, Z19
+	VXORPS        Z12, Z19, Z19
+	VCMPPS        $0x00, Z5, Z18, K1
+	VCMPPS        $0x03, Z18, Z18, K2
+	VMOVDQA32     Z5, K1, Z19
+	VMOVDQA32     Z18, K2, Z19
+	VADDPS        Z19, Z3, Z3
+	VMULPS        Z6, Z10, Z6
+	VFMADD231PS   Z11, Z7, Z6
+	VMULPS        Z17, Z10, Z7
+	VFMADD231PS   Z11, Z8, Z7
+	VPADDD        Z0, Z6, Z6
+	VPADDD        Z0, Z7, Z7
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z7, Z1, Z6
+	VMOVDQU32     Z6, (DI)(CX*2)
+	VPADDD        Z0, Z16, Z6
+	VPADDD        Z0, Z3, Z7
+	VPSRLD        $0x10, Z6, Z6
+	VPTERNLOGD    $0xf8, Z7, Z1, Z6
+	VPSLLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf4, Z1, Z16, Z3
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2389
+	VPSUBW        (BX)(CX*2), Y6, Y7
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z6, Y7
+	VPSUBW        32(BX)(CX*2), Y7, Y7
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y7, K1
+	VPABSW        Y7, Y7
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y7, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y7, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y7
+	VMOVDQU16     Y7, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1962:
+noted2389:
+	VMOVDQU32 Z6, (BX)(CX*2)
+	VMOVDQU32 Z3, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2387:
 	CMPQ CX, R9
-	JB   next1961
+	JB   next2386
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1961
+	JB   next2386
 
-done1954:
-updated1937:
+done2377:
+updated2357:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adagradSplitBF16AVX512(a *Arguments)
-// Requires: AVX, AVX512BW, AVX512F, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -3864,23 +5166,23 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain1964
+	JEQ          plain2390
 	VPXORQ       Z9, Z9, Z9
 	VPXORQ       Z10, Z10, Z10
 	VPXORQ       Z11, Z11, Z11
 	VPXORQ       Z12, Z12, Z12
 	CMPQ         CX, $0x01
-	JE           fp161967
-	JA           fp321968
+	JE           fp162393
+	JA           fp322394
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check1971
+	JMP          check2397
 
-next1970:
+next2396:
 	TESTQ     AX, AX
-	JEQ       kept1972
+	JEQ       kept2398
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z13
@@ -3892,83 +5194,134 @@ next1970:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1972:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z9, Z9
-	VPADDQ      (DI)(CX*2), Z11, Z11
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z13
-	VPANDD      Z1, Z14, Z14
-	VMOVDQU32   (SI)(CX*2), Z15
-	VPSRAW      $0x0f, Z15, Z16
-	VPADDW      (BX)(CX*2), Z16, Z16
-	VPSLLD      $0x10, Z16, Z17
-	VPTERNLOGD  $0xf4, Z1, Z15, Z17
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VMULPS      Z7, Z13, Z13
-	VFMADD231PS Z8, Z17, Z13
-	VMULPS      Z7, Z14, Z14
-	VFMADD231PS Z8, Z15, Z14
-	VMOVDQU32   (DI)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z16
-	VPANDD      Z1, Z18, Z18
-	VFMADD231PS Z13, Z13, Z16
-	VFMADD231PS Z14, Z14, Z18
-	VPMULLD     Z4, Z4, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z2, Z4, Z20
-	VPMULLD     Z20, Z20, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z16, Z19, Z19
-	VPADDD      Z18, Z20, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z1, Z19
-	VMOVDQU32   Z19, (DI)(CX*2)
-	VPADDQ      Z19, Z12, Z12
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z16, Z16
-	VADDPS      Z5, Z16, Z16
-	VDIVPS      Z16, Z13, Z13
-	VFMADD231PS Z6, Z13, Z17
-	VSQRTPS     Z18, Z18
-	VADDPS      Z5, Z18, Z18
-	VDIVPS      Z18, Z14, Z14
-	VFMADD231PS Z6, Z14, Z15
-	VPADDD      Z0, Z17, Z13
-	VPADDD      Z0, Z15, Z14
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z14, Z1, Z13
-	VPSLLD      $0x10, Z15, Z14
-	VPTERNLOGD  $0xf4, Z1, Z17, Z14
-	VMOVDQU32   Z13, (BX)(CX*2)
-	VMOVDQU32   Z14, (SI)(CX*2)
-	VPADDQ      Z14, Z10, Z10
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2398:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z9, Z9
+	VPADDQ        (DI)(CX*2), Z11, Z11
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z14
+	VPSLLD        $0x10, Z14, Z13
+	VPANDD        Z1, Z14, Z14
+	VMOVDQU32     (SI)(CX*2), Z15
+	VPSRAW        $0x0f, Z15, Z16
+	VPADDW        (BX)(CX*2), Z16, Z16
+	VPSLLD        $0x10, Z16, Z17
+	VPTERNLOGD    $0xf4, Z1, Z15, Z17
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VMULPS        Z7, Z13, Z13
+	VFMADD231PS   Z8, Z17, Z13
+	VMULPS        Z7, Z14, Z14
+	VFMADD231PS   Z8, Z15, Z14
+	VMOVDQU32     (DI)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z16
+	VPANDD        Z1, Z18, Z18
+	VFMADD231PS   Z13, Z13, Z16
+	VFMADD231PS   Z14, Z14, Z18
+	VPMULLD       Z4, Z4, Z19
+	VPSRLD        $0x10, Z19, Z19
+	VPADDD        Z2, Z4, Z20
+	VPMULLD       Z20, Z20, Z20
+	VPSRLD        $0x10, Z20, Z20
+	VPADDD        Z16, Z19, Z19
+	VPADDD        Z18, Z20, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z1, Z19
+	VMOVDQU32     Z19, (DI)(CX*2)
+	VPADDQ        Z19, Z12, Z12
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z16, Z16
+	VADDPS        Z5, Z16, Z16
+	VDIVPS        Z16, Z13, Z13
+	VFMADD231PS   Z6, Z13, Z17
+	VSQRTPS       Z18, Z18
+	VADDPS        Z5, Z18, Z18
+	VDIVPS        Z18, Z14, Z14
+	VFMADD231PS   Z6, Z14, Z15
+	VPADDD        Z0, Z17, Z13
+	VPADDD        Z0, Z15, Z14
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z14, Z1, Z13
+	VPSLLD        $0x10, Z15, Z14
+	VPTERNLOGD    $0xf4, Z1, Z17, Z14
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2399
+	VPSUBW        (BX)(CX*2), Y13, Y15
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z13, Y15
+	VPSUBW        32(BX)(CX*2), Y15, Y15
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1971:
+noted2399:
+	VMOVDQU32 Z13, (BX)(CX*2)
+	VMOVDQU32 Z14, (SI)(CX*2)
+	VPADDQ    Z14, Z10, Z10
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2397:
 	CMPQ CX, R9
-	JB   next1970
+	JB   next2396
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1970
-	JMP  done1969
+	JB   next2396
+	JMP  done2395
 
-fp161967:
+fp162393:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1974
+	JMP  check2401
 
-next1973:
+next2400:
 	TESTQ     AX, AX
-	JEQ       kept1975
+	JEQ       kept2402
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z13
@@ -3980,86 +5333,137 @@ next1973:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1975:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z9, Z9
-	VPADDQ      (DI)(CX*2), Z11, Z11
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z13
-	VCVTPH2PS   32(DX)(CX*2), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z14, Z13, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z14, Z13, Z16
-	VMOVDQU32   (SI)(CX*2), Z13
-	VPSRAW      $0x0f, Z13, Z14
-	VPADDW      (BX)(CX*2), Z14, Z14
-	VPSLLD      $0x10, Z14, Z17
-	VPTERNLOGD  $0xf4, Z1, Z13, Z17
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z14, Z1, Z13
-	VMULPS      Z7, Z15, Z15
-	VFMADD231PS Z8, Z17, Z15
-	VMULPS      Z7, Z16, Z16
-	VFMADD231PS Z8, Z13, Z16
-	VMOVDQU32   (DI)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z14
-	VPANDD      Z1, Z18, Z18
-	VFMADD231PS Z15, Z15, Z14
-	VFMADD231PS Z16, Z16, Z18
-	VPMULLD     Z4, Z4, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z2, Z4, Z20
-	VPMULLD     Z20, Z20, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z14, Z19, Z19
-	VPADDD      Z18, Z20, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z1, Z19
-	VMOVDQU32   Z19, (DI)(CX*2)
-	VPADDQ      Z19, Z12, Z12
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z14, Z14
-	VADDPS      Z5, Z14, Z14
-	VDIVPS      Z14, Z15, Z15
-	VFMADD231PS Z6, Z15, Z17
-	VSQRTPS     Z18, Z18
-	VADDPS      Z5, Z18, Z18
-	VDIVPS      Z18, Z16, Z16
-	VFMADD231PS Z6, Z16, Z13
-	VPADDD      Z0, Z17, Z14
-	VPADDD      Z0, Z13, Z15
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z15, Z1, Z14
-	VPSLLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf4, Z1, Z17, Z13
-	VMOVDQU32   Z14, (BX)(CX*2)
-	VMOVDQU32   Z13, (SI)(CX*2)
-	VPADDQ      Z13, Z10, Z10
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2402:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z9, Z9
+	VPADDQ        (DI)(CX*2), Z11, Z11
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z13
+	VCVTPH2PS     32(DX)(CX*2), Z14
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z14, Z13, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z14, Z13, Z16
+	VMOVDQU32     (SI)(CX*2), Z13
+	VPSRAW        $0x0f, Z13, Z14
+	VPADDW        (BX)(CX*2), Z14, Z14
+	VPSLLD        $0x10, Z14, Z17
+	VPTERNLOGD    $0xf4, Z1, Z13, Z17
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z14, Z1, Z13
+	VMULPS        Z7, Z15, Z15
+	VFMADD231PS   Z8, Z17, Z15
+	VMULPS        Z7, Z16, Z16
+	VFMADD231PS   Z8, Z13, Z16
+	VMOVDQU32     (DI)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z14
+	VPANDD        Z1, Z18, Z18
+	VFMADD231PS   Z15, Z15, Z14
+	VFMADD231PS   Z16, Z16, Z18
+	VPMULLD       Z4, Z4, Z19
+	VPSRLD        $0x10, Z19, Z19
+	VPADDD        Z2, Z4, Z20
+	VPMULLD       Z20, Z20, Z20
+	VPSRLD        $0x10, Z20, Z20
+	VPADDD        Z14, Z19, Z19
+	VPADDD        Z18, Z20, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z1, Z19
+	VMOVDQU32     Z19, (DI)(CX*2)
+	VPADDQ        Z19, Z12, Z12
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z14, Z14
+	VADDPS        Z5, Z14, Z14
+	VDIVPS        Z14, Z15, Z15
+	VFMADD231PS   Z6, Z15, Z17
+	VSQRTPS       Z18, Z18
+	VADDPS        Z5, Z18, Z18
+	VDIVPS        Z18, Z16, Z16
+	VFMADD231PS   Z6, Z16, Z13
+	VPADDD        Z0, Z17, Z14
+	VPADDD        Z0, Z13, Z15
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z15, Z1, Z14
+	VPSLLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf4, Z1, Z17, Z13
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2403
+	VPSUBW        (BX)(CX*2), Y14, Y15
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z14, Y15
+	VPSUBW        32(BX)(CX*2), Y15, Y15
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1974:
+noted2403:
+	VMOVDQU32 Z14, (BX)(CX*2)
+	VMOVDQU32 Z13, (SI)(CX*2)
+	VPADDQ    Z13, Z10, Z10
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2401:
 	CMPQ CX, R9
-	JB   next1973
+	JB   next2400
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1973
-	JMP  done1969
+	JB   next2400
+	JMP  done2395
 
-fp321968:
+fp322394:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1977
+	JMP  check2405
 
-next1976:
+next2404:
 	TESTQ     AX, AX
-	JEQ       kept1978
+	JEQ       kept2406
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z13
@@ -4071,98 +5475,149 @@ next1976:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1978:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z9, Z9
-	VPADDQ      (DI)(CX*2), Z11, Z11
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z13
-	VMOVUPS     64(DX)(CX*4), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z14, Z13, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z14, Z13, Z16
-	VMOVDQU32   (SI)(CX*2), Z13
-	VPSRAW      $0x0f, Z13, Z14
-	VPADDW      (BX)(CX*2), Z14, Z14
-	VPSLLD      $0x10, Z14, Z17
-	VPTERNLOGD  $0xf4, Z1, Z13, Z17
-	VPSRLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf8, Z14, Z1, Z13
-	VMULPS      Z7, Z15, Z15
-	VFMADD231PS Z8, Z17, Z15
-	VMULPS      Z7, Z16, Z16
-	VFMADD231PS Z8, Z13, Z16
-	VMOVDQU32   (DI)(CX*2), Z18
-	VPSLLD      $0x10, Z18, Z14
-	VPANDD      Z1, Z18, Z18
-	VFMADD231PS Z15, Z15, Z14
-	VFMADD231PS Z16, Z16, Z18
-	VPMULLD     Z4, Z4, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z2, Z4, Z20
-	VPMULLD     Z20, Z20, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z14, Z19, Z19
-	VPADDD      Z18, Z20, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z1, Z19
-	VMOVDQU32   Z19, (DI)(CX*2)
-	VPADDQ      Z19, Z12, Z12
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z14, Z14
-	VADDPS      Z5, Z14, Z14
-	VDIVPS      Z14, Z15, Z15
-	VFMADD231PS Z6, Z15, Z17
-	VSQRTPS     Z18, Z18
-	VADDPS      Z5, Z18, Z18
-	VDIVPS      Z18, Z16, Z16
-	VFMADD231PS Z6, Z16, Z13
-	VPADDD      Z0, Z17, Z14
-	VPADDD      Z0, Z13, Z15
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z15, Z1, Z14
-	VPSLLD      $0x10, Z13, Z13
-	VPTERNLOGD  $0xf4, Z1, Z17, Z13
-	VMOVDQU32   Z14, (BX)(CX*2)
-	VMOVDQU32   Z13, (SI)(CX*2)
-	VPADDQ      Z13, Z10, Z10
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2406:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z9, Z9
+	VPADDQ        (DI)(CX*2), Z11, Z11
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z13
+	VMOVUPS       64(DX)(CX*4), Z14
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS     Z14, Z13, Z15
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS     Z14, Z13, Z16
+	VMOVDQU32     (SI)(CX*2), Z13
+	VPSRAW        $0x0f, Z13, Z14
+	VPADDW        (BX)(CX*2), Z14, Z14
+	VPSLLD        $0x10, Z14, Z17
+	VPTERNLOGD    $0xf4, Z1, Z13, Z17
+	VPSRLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf8, Z14, Z1, Z13
+	VMULPS        Z7, Z15, Z15
+	VFMADD231PS   Z8, Z17, Z15
+	VMULPS        Z7, Z16, Z16
+	VFMADD231PS   Z8, Z13, Z16
+	VMOVDQU32     (DI)(CX*2), Z18
+	VPSLLD        $0x10, Z18, Z14
+	VPANDD        Z1, Z18, Z18
+	VFMADD231PS   Z15, Z15, Z14
+	VFMADD231PS   Z16, Z16, Z18
+	VPMULLD       Z4, Z4, Z19
+	VPSRLD        $0x10, Z19, Z19
+	VPADDD        Z2, Z4, Z20
+	VPMULLD       Z20, Z20, Z20
+	VPSRLD        $0x10, Z20, Z20
+	VPADDD        Z14, Z19, Z19
+	VPADDD        Z18, Z20, Z20
+	VPSRLD        $0x10, Z19, Z19
+	VPTERNLOGD    $0xf8, Z20, Z1, Z19
+	VMOVDQU32     Z19, (DI)(CX*2)
+	VPADDQ        Z19, Z12, Z12
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z14, Z14
+	VADDPS        Z5, Z14, Z14
+	VDIVPS        Z14, Z15, Z15
+	VFMADD231PS   Z6, Z15, Z17
+	VSQRTPS       Z18, Z18
+	VADDPS        Z5, Z18, Z18
+	VDIVPS        Z18, Z16, Z16
+	VFMADD231PS   Z6, Z16, Z13
+	VPADDD        Z0, Z17, Z14
+	VPADDD        Z0, Z13, Z15
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z15, Z1, Z14
+	VPSLLD        $0x10, Z13, Z13
+	VPTERNLOGD    $0xf4, Z1, Z17, Z13
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2407
+	VPSUBW        (BX)(CX*2), Y14, Y15
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z14, Y15
+	VPSUBW        32(BX)(CX*2), Y15, Y15
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y15, K1
+	VPABSW        Y15, Y15
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y15, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y15, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y15
+	VMOVDQU16     Y15, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1977:
+noted2407:
+	VMOVDQU32 Z14, (BX)(CX*2)
+	VMOVDQU32 Z13, (SI)(CX*2)
+	VPADDQ    Z13, Z10, Z10
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2405:
 	CMPQ CX, R9
-	JB   next1976
+	JB   next2404
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1976
+	JB   next2404
 
-done1969:
+done2395:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z9, 128(AX)
 	VMOVDQU32 Z10, 192(AX)
 	VMOVDQU32 Z11, 256(AX)
 	VMOVDQU32 Z12, 320(AX)
-	JMP       updated1965
+	JMP       updated2391
 
-plain1964:
+plain2390:
 	CMPQ CX, $0x01
-	JE   fp161980
-	JA   fp321981
+	JE   fp162409
+	JA   fp322410
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1984
+	JMP  check2413
 
-next1983:
+next2412:
 	TESTQ     AX, AX
-	JEQ       kept1985
+	JEQ       kept2414
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -4174,79 +5629,130 @@ next1983:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1985:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z10
-	VPSLLD      $0x10, Z10, Z9
-	VPANDD      Z1, Z10, Z10
-	VMOVDQU32   (SI)(CX*2), Z11
-	VPSRAW      $0x0f, Z11, Z12
-	VPADDW      (BX)(CX*2), Z12, Z12
-	VPSLLD      $0x10, Z12, Z13
-	VPTERNLOGD  $0xf4, Z1, Z11, Z13
-	VPSRLD      $0x10, Z11, Z11
-	VPTERNLOGD  $0xf8, Z12, Z1, Z11
-	VMULPS      Z7, Z9, Z9
-	VFMADD231PS Z8, Z13, Z9
-	VMULPS      Z7, Z10, Z10
-	VFMADD231PS Z8, Z11, Z10
-	VMOVDQU32   (DI)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z12
-	VPANDD      Z1, Z14, Z14
-	VFMADD231PS Z9, Z9, Z12
-	VFMADD231PS Z10, Z10, Z14
-	VPMULLD     Z4, Z4, Z15
-	VPSRLD      $0x10, Z15, Z15
-	VPADDD      Z2, Z4, Z16
-	VPMULLD     Z16, Z16, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z12, Z15, Z15
-	VPADDD      Z14, Z16, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VMOVDQU32   Z15, (DI)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z12, Z12
-	VADDPS      Z5, Z12, Z12
-	VDIVPS      Z12, Z9, Z9
-	VFMADD231PS Z6, Z9, Z13
-	VSQRTPS     Z14, Z14
-	VADDPS      Z5, Z14, Z14
-	VDIVPS      Z14, Z10, Z10
-	VFMADD231PS Z6, Z10, Z11
-	VPADDD      Z0, Z13, Z9
-	VPADDD      Z0, Z11, Z10
-	VPSRLD      $0x10, Z9, Z9
-	VPTERNLOGD  $0xf8, Z10, Z1, Z9
-	VPSLLD      $0x10, Z11, Z10
-	VPTERNLOGD  $0xf4, Z1, Z13, Z10
-	VMOVDQU32   Z9, (BX)(CX*2)
-	VMOVDQU32   Z10, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2414:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z10
+	VPSLLD        $0x10, Z10, Z9
+	VPANDD        Z1, Z10, Z10
+	VMOVDQU32     (SI)(CX*2), Z11
+	VPSRAW        $0x0f, Z11, Z12
+	VPADDW        (BX)(CX*2), Z12, Z12
+	VPSLLD        $0x10, Z12, Z13
+	VPTERNLOGD    $0xf4, Z1, Z11, Z13
+	VPSRLD        $0x10, Z11, Z11
+	VPTERNLOGD    $0xf8, Z12, Z1, Z11
+	VMULPS        Z7, Z9, Z9
+	VFMADD231PS   Z8, Z13, Z9
+	VMULPS        Z7, Z10, Z10
+	VFMADD231PS   Z8, Z11, Z10
+	VMOVDQU32     (DI)(CX*2), Z14
+	VPSLLD        $0x10, Z14, Z12
+	VPANDD        Z1, Z14, Z14
+	VFMADD231PS   Z9, Z9, Z12
+	VFMADD231PS   Z10, Z10, Z14
+	VPMULLD       Z4, Z4, Z15
+	VPSRLD        $0x10, Z15, Z15
+	VPADDD        Z2, Z4, Z16
+	VPMULLD       Z16, Z16, Z16
+	VPSRLD        $0x10, Z16, Z16
+	VPADDD        Z12, Z15, Z15
+	VPADDD        Z14, Z16, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VMOVDQU32     Z15, (DI)(CX*2)
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z12, Z12
+	VADDPS        Z5, Z12, Z12
+	VDIVPS        Z12, Z9, Z9
+	VFMADD231PS   Z6, Z9, Z13
+	VSQRTPS       Z14, Z14
+	VADDPS        Z5, Z14, Z14
+	VDIVPS        Z14, Z10, Z10
+	VFMADD231PS   Z6, Z10, Z11
+	VPADDD        Z0, Z13, Z9
+	VPADDD        Z0, Z11, Z10
+	VPSRLD        $0x10, Z9, Z9
+	VPTERNLOGD    $0xf8, Z10, Z1, Z9
+	VPSLLD        $0x10, Z11, Z10
+	VPTERNLOGD    $0xf4, Z1, Z13, Z10
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2415
+	VPSUBW        (BX)(CX*2), Y9, Y11
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y11, K1
+	VPABSW        Y11, Y11
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y11, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y11
+	VMOVDQU16     Y11, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z9, Y11
+	VPSUBW        32(BX)(CX*2), Y11, Y11
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y11, K1
+	VPABSW        Y11, Y11
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y11, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y11
+	VMOVDQU16     Y11, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1984:
+noted2415:
+	VMOVDQU32 Z9, (BX)(CX*2)
+	VMOVDQU32 Z10, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2413:
 	CMPQ CX, R9
-	JB   next1983
+	JB   next2412
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1983
-	JMP  done1982
+	JB   next2412
+	JMP  done2411
 
-fp161980:
+fp162409:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1987
+	JMP  check2417
 
-next1986:
+next2416:
 	TESTQ     AX, AX
-	JEQ       kept1988
+	JEQ       kept2418
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -4258,82 +5764,133 @@ next1986:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1988:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z9
-	VCVTPH2PS   32(DX)(CX*2), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
-	VPERMI2PS   Z10, Z9, Z11
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
-	VPERMI2PS   Z10, Z9, Z12
-	VMOVDQU32   (SI)(CX*2), Z9
-	VPSRAW      $0x0f, Z9, Z10
-	VPADDW      (BX)(CX*2), Z10, Z10
-	VPSLLD      $0x10, Z10, Z13
-	VPTERNLOGD  $0xf4, Z1, Z9, Z13
-	VPSRLD      $0x10, Z9, Z9
-	VPTERNLOGD  $0xf8, Z10, Z1, Z9
-	VMULPS      Z7, Z11, Z11
-	VFMADD231PS Z8, Z13, Z11
-	VMULPS      Z7, Z12, Z12
-	VFMADD231PS Z8, Z9, Z12
-	VMOVDQU32   (DI)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z10
-	VPANDD      Z1, Z14, Z14
-	VFMADD231PS Z11, Z11, Z10
-	VFMADD231PS Z12, Z12, Z14
-	VPMULLD     Z4, Z4, Z15
-	VPSRLD      $0x10, Z15, Z15
-	VPADDD      Z2, Z4, Z16
-	VPMULLD     Z16, Z16, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z10, Z15, Z15
-	VPADDD      Z14, Z16, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VMOVDQU32   Z15, (DI)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z10, Z10
-	VADDPS      Z5, Z10, Z10
-	VDIVPS      Z10, Z11, Z11
-	VFMADD231PS Z6, Z11, Z13
-	VSQRTPS     Z14, Z14
-	VADDPS      Z5, Z14, Z14
-	VDIVPS      Z14, Z12, Z12
-	VFMADD231PS Z6, Z12, Z9
-	VPADDD      Z0, Z13, Z10
-	VPADDD      Z0, Z9, Z11
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z11, Z1, Z10
-	VPSLLD      $0x10, Z9, Z9
-	VPTERNLOGD  $0xf4, Z1, Z13, Z9
-	VMOVDQU32   Z10, (BX)(CX*2)
-	VMOVDQU32   Z9, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2418:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z9
+	VCVTPH2PS     32(DX)(CX*2), Z10
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
+	VPERMI2PS     Z10, Z9, Z11
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
+	VPERMI2PS     Z10, Z9, Z12
+	VMOVDQU32     (SI)(CX*2), Z9
+	VPSRAW        $0x0f, Z9, Z10
+	VPADDW        (BX)(CX*2), Z10, Z10
+	VPSLLD        $0x10, Z10, Z13
+	VPTERNLOGD    $0xf4, Z1, Z9, Z13
+	VPSRLD        $0x10, Z9, Z9
+	VPTERNLOGD    $0xf8, Z10, Z1, Z9
+	VMULPS        Z7, Z11, Z11
+	VFMADD231PS   Z8, Z13, Z11
+	VMULPS        Z7, Z12, Z12
+	VFMADD231PS   Z8, Z9, Z12
+	VMOVDQU32     (DI)(CX*2), Z14
+	VPSLLD        $0x10, Z14, Z10
+	VPANDD        Z1, Z14, Z14
+	VFMADD231PS   Z11, Z11, Z10
+	VFMADD231PS   Z12, Z12, Z14
+	VPMULLD       Z4, Z4, Z15
+	VPSRLD        $0x10, Z15, Z15
+	VPADDD        Z2, Z4, Z16
+	VPMULLD       Z16, Z16, Z16
+	VPSRLD        $0x10, Z16, Z16
+	VPADDD        Z10, Z15, Z15
+	VPADDD        Z14, Z16, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VMOVDQU32     Z15, (DI)(CX*2)
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z10, Z10
+	VADDPS        Z5, Z10, Z10
+	VDIVPS        Z10, Z11, Z11
+	VFMADD231PS   Z6, Z11, Z13
+	VSQRTPS       Z14, Z14
+	VADDPS        Z5, Z14, Z14
+	VDIVPS        Z14, Z12, Z12
+	VFMADD231PS   Z6, Z12, Z9
+	VPADDD        Z0, Z13, Z10
+	VPADDD        Z0, Z9, Z11
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z11, Z1, Z10
+	VPSLLD        $0x10, Z9, Z9
+	VPTERNLOGD    $0xf4, Z1, Z13, Z9
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2419
+	VPSUBW        (BX)(CX*2), Y10, Y11
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y11, K1
+	VPABSW        Y11, Y11
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y11, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y11
+	VMOVDQU16     Y11, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z10, Y11
+	VPSUBW        32(BX)(CX*2), Y11, Y11
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y11, K1
+	VPABSW        Y11, Y11
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y11, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y11
+	VMOVDQU16     Y11, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1987:
+noted2419:
+	VMOVDQU32 Z10, (BX)(CX*2)
+	VMOVDQU32 Z9, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2417:
 	CMPQ CX, R9
-	JB   next1986
+	JB   next2416
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1986
-	JMP  done1982
+	JB   next2416
+	JMP  done2411
 
-fp321981:
+fp322410:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1990
+	JMP  check2421
 
-next1989:
+next2420:
 	TESTQ     AX, AX
-	JEQ       kept1991
+	JEQ       kept2422
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -4345,80 +5902,131 @@ next1989:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1991:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z9
-	VMOVUPS     64(DX)(CX*4), Z10
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
-	VPERMI2PS   Z10, Z9, Z11
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
-	VPERMI2PS   Z10, Z9, Z12
-	VMOVDQU32   (SI)(CX*2), Z9
-	VPSRAW      $0x0f, Z9, Z10
-	VPADDW      (BX)(CX*2), Z10, Z10
-	VPSLLD      $0x10, Z10, Z13
-	VPTERNLOGD  $0xf4, Z1, Z9, Z13
-	VPSRLD      $0x10, Z9, Z9
-	VPTERNLOGD  $0xf8, Z10, Z1, Z9
-	VMULPS      Z7, Z11, Z11
-	VFMADD231PS Z8, Z13, Z11
-	VMULPS      Z7, Z12, Z12
-	VFMADD231PS Z8, Z9, Z12
-	VMOVDQU32   (DI)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z10
-	VPANDD      Z1, Z14, Z14
-	VFMADD231PS Z11, Z11, Z10
-	VFMADD231PS Z12, Z12, Z14
-	VPMULLD     Z4, Z4, Z15
-	VPSRLD      $0x10, Z15, Z15
-	VPADDD      Z2, Z4, Z16
-	VPMULLD     Z16, Z16, Z16
-	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z10, Z15, Z15
-	VPADDD      Z14, Z16, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VMOVDQU32   Z15, (DI)(CX*2)
-	VPADDD      Z3, Z4, Z4
-	VSQRTPS     Z10, Z10
-	VADDPS      Z5, Z10, Z10
-	VDIVPS      Z10, Z11, Z11
-	VFMADD231PS Z6, Z11, Z13
-	VSQRTPS     Z14, Z14
-	VADDPS      Z5, Z14, Z14
-	VDIVPS      Z14, Z12, Z12
-	VFMADD231PS Z6, Z12, Z9
-	VPADDD      Z0, Z13, Z10
-	VPADDD      Z0, Z9, Z11
-	VPSRLD      $0x10, Z10, Z10
-	VPTERNLOGD  $0xf8, Z11, Z1, Z10
-	VPSLLD      $0x10, Z9, Z9
-	VPTERNLOGD  $0xf4, Z1, Z13, Z9
-	VMOVDQU32   Z10, (BX)(CX*2)
-	VMOVDQU32   Z9, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2422:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z9
+	VMOVUPS       64(DX)(CX*4), Z10
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
+	VPERMI2PS     Z10, Z9, Z11
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
+	VPERMI2PS     Z10, Z9, Z12
+	VMOVDQU32     (SI)(CX*2), Z9
+	VPSRAW        $0x0f, Z9, Z10
+	VPADDW        (BX)(CX*2), Z10, Z10
+	VPSLLD        $0x10, Z10, Z13
+	VPTERNLOGD    $0xf4, Z1, Z9, Z13
+	VPSRLD        $0x10, Z9, Z9
+	VPTERNLOGD    $0xf8, Z10, Z1, Z9
+	VMULPS        Z7, Z11, Z11
+	VFMADD231PS   Z8, Z13, Z11
+	VMULPS        Z7, Z12, Z12
+	VFMADD231PS   Z8, Z9, Z12
+	VMOVDQU32     (DI)(CX*2), Z14
+	VPSLLD        $0x10, Z14, Z10
+	VPANDD        Z1, Z14, Z14
+	VFMADD231PS   Z11, Z11, Z10
+	VFMADD231PS   Z12, Z12, Z14
+	VPMULLD       Z4, Z4, Z15
+	VPSRLD        $0x10, Z15, Z15
+	VPADDD        Z2, Z4, Z16
+	VPMULLD       Z16, Z16, Z16
+	VPSRLD        $0x10, Z16, Z16
+	VPADDD        Z10, Z15, Z15
+	VPADDD        Z14, Z16, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VMOVDQU32     Z15, (DI)(CX*2)
+	VPADDD        Z3, Z4, Z4
+	VSQRTPS       Z10, Z10
+	VADDPS        Z5, Z10, Z10
+	VDIVPS        Z10, Z11, Z11
+	VFMADD231PS   Z6, Z11, Z13
+	VSQRTPS       Z14, Z14
+	VADDPS        Z5, Z14, Z14
+	VDIVPS        Z14, Z12, Z12
+	VFMADD231PS   Z6, Z12, Z9
+	VPADDD        Z0, Z13, Z10
+	VPADDD        Z0, Z9, Z11
+	VPSRLD        $0x10, Z10, Z10
+	VPTERNLOGD    $0xf8, Z11, Z1, Z10
+	VPSLLD        $0x10, Z9, Z9
+	VPTERNLOGD    $0xf4, Z1, Z13, Z9
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2423
+	VPSUBW        (BX)(CX*2), Y10, Y11
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y11, K1
+	VPABSW        Y11, Y11
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y11, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y11
+	VMOVDQU16     Y11, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z10, Y11
+	VPSUBW        32(BX)(CX*2), Y11, Y11
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y11, K1
+	VPABSW        Y11, Y11
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y11, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y11, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y11
+	VMOVDQU16     Y11, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1990:
+noted2423:
+	VMOVDQU32 Z10, (BX)(CX*2)
+	VMOVDQU32 Z9, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2421:
 	CMPQ CX, R9
-	JB   next1989
+	JB   next2420
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1989
+	JB   next2420
 
-done1982:
-updated1965:
+done2411:
+updated2391:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func sgdSplitBF16AVX512(a *Arguments)
-// Requires: AVX, AVX512BW, AVX512F, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -4460,23 +6068,23 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      40(R11), R11
 	TESTQ     R11, R11
-	JEQ       plain1992
+	JEQ       plain2424
 	VPXORQ    Z3, Z3, Z3
 	VPXORQ    Z4, Z4, Z4
 	VPXORQ    Z5, Z5, Z5
 	VPXORQ    Z6, Z6, Z6
 	CMPQ      CX, $0x01
-	JE        fp161995
-	JA        fp321996
+	JE        fp162427
+	JA        fp322428
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1999
+	JMP       check2431
 
-next1998:
+next2430:
 	TESTQ     AX, AX
-	JEQ       kept2000
+	JEQ       kept2432
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z14
@@ -4488,79 +6096,130 @@ next1998:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2000:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z3, Z3
-	VPADDQ      (DI)(CX*2), Z5, Z5
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z14
-	VPANDD      Z1, Z15, Z15
-	VMOVDQU32   (SI)(CX*2), Z16
-	VPSRAW      $0x0f, Z16, Z17
-	VPADDW      (BX)(CX*2), Z17, Z17
-	VPSLLD      $0x10, Z17, Z18
-	VPTERNLOGD  $0xf4, Z1, Z16, Z18
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMULPS      Z11, Z14, Z14
-	VFMADD231PS Z12, Z18, Z14
-	VMULPS      Z11, Z15, Z15
-	VFMADD231PS Z12, Z16, Z15
-	VMOVDQU32   (DI)(CX*2), Z19
-	VPSLLD      $0x10, Z19, Z17
-	VPANDD      Z1, Z19, Z19
-	VMULPS      Z17, Z2, Z17
-	VFMADD231PS Z7, Z14, Z17
-	VMULPS      Z19, Z2, Z19
-	VFMADD231PS Z7, Z15, Z19
-	VPADDD      Z0, Z17, Z20
-	VPADDD      Z0, Z19, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z6, Z6
-	VMULPS      Z9, Z14, Z14
-	VFMADD231PS Z8, Z17, Z14
-	VFMADD231PS Z13, Z18, Z18
-	VFMADD231PS Z10, Z14, Z18
-	VMULPS      Z9, Z15, Z15
-	VFMADD231PS Z8, Z19, Z15
-	VFMADD231PS Z13, Z16, Z16
-	VFMADD231PS Z10, Z15, Z16
-	VPADDD      Z0, Z18, Z14
-	VPADDD      Z0, Z16, Z15
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z15, Z1, Z14
-	VPSLLD      $0x10, Z16, Z15
-	VPTERNLOGD  $0xf4, Z1, Z18, Z15
-	VMOVDQU32   Z14, (BX)(CX*2)
-	VMOVDQU32   Z15, (SI)(CX*2)
-	VPADDQ      Z15, Z4, Z4
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2432:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z3, Z3
+	VPADDQ        (DI)(CX*2), Z5, Z5
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z14
+	VPANDD        Z1, Z15, Z15
+	VMOVDQU32     (SI)(CX*2), Z16
+	VPSRAW        $0x0f, Z16, Z17
+	VPADDW        (BX)(CX*2), Z17, Z17
+	VPSLLD        $0x10, Z17, Z18
+	VPTERNLOGD    $0xf4, Z1, Z16, Z18
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMULPS        Z11, Z14, Z14
+	VFMADD231PS   Z12, Z18, Z14
+	VMULPS        Z11, Z15, Z15
+	VFMADD231PS   Z12, Z16, Z15
+	VMOVDQU32     (DI)(CX*2), Z19
+	VPSLLD        $0x10, Z19, Z17
+	VPANDD        Z1, Z19, Z19
+	VMULPS        Z17, Z2, Z17
+	VFMADD231PS   Z7, Z14, Z17
+	VMULPS        Z19, Z2, Z19
+	VFMADD231PS   Z7, Z15, Z19
+	VPADDD        Z0, Z17, Z20
+	VPADDD        Z0, Z19, Z21
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z6, Z6
+	VMULPS        Z9, Z14, Z14
+	VFMADD231PS   Z8, Z17, Z14
+	VFMADD231PS   Z13, Z18, Z18
+	VFMADD231PS   Z10, Z14, Z18
+	VMULPS        Z9, Z15, Z15
+	VFMADD231PS   Z8, Z19, Z15
+	VFMADD231PS   Z13, Z16, Z16
+	VFMADD231PS   Z10, Z15, Z16
+	VPADDD        Z0, Z18, Z14
+	VPADDD        Z0, Z16, Z15
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z15, Z1, Z14
+	VPSLLD        $0x10, Z16, Z15
+	VPTERNLOGD    $0xf4, Z1, Z18, Z15
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2433
+	VPSUBW        (BX)(CX*2), Y14, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z14, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check1999:
+noted2433:
+	VMOVDQU32 Z14, (BX)(CX*2)
+	VMOVDQU32 Z15, (SI)(CX*2)
+	VPADDQ    Z15, Z4, Z4
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2431:
 	CMPQ CX, R9
-	JB   next1998
+	JB   next2430
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1998
-	JMP  done1997
+	JB   next2430
+	JMP  done2429
 
-fp161995:
+fp162427:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check2002
+	JMP  check2435
 
-next2001:
+next2434:
 	TESTQ     AX, AX
-	JEQ       kept2003
+	JEQ       kept2436
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z14
@@ -4572,82 +6231,133 @@ next2001:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2003:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z3, Z3
-	VPADDQ      (DI)(CX*2), Z5, Z5
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z14
-	VCVTPH2PS   32(DX)(CX*2), Z15
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
-	VPERMI2PS   Z15, Z14, Z16
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
-	VPERMI2PS   Z15, Z14, Z17
-	VMOVDQU32   (SI)(CX*2), Z14
-	VPSRAW      $0x0f, Z14, Z15
-	VPADDW      (BX)(CX*2), Z15, Z15
-	VPSLLD      $0x10, Z15, Z18
-	VPTERNLOGD  $0xf4, Z1, Z14, Z18
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z15, Z1, Z14
-	VMULPS      Z11, Z16, Z16
-	VFMADD231PS Z12, Z18, Z16
-	VMULPS      Z11, Z17, Z17
-	VFMADD231PS Z12, Z14, Z17
-	VMOVDQU32   (DI)(CX*2), Z19
-	VPSLLD      $0x10, Z19, Z15
-	VPANDD      Z1, Z19, Z19
-	VMULPS      Z15, Z2, Z15
-	VFMADD231PS Z7, Z16, Z15
-	VMULPS      Z19, Z2, Z19
-	VFMADD231PS Z7, Z17, Z19
-	VPADDD      Z0, Z15, Z20
-	VPADDD      Z0, Z19, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z6, Z6
-	VMULPS      Z9, Z16, Z16
-	VFMADD231PS Z8, Z15, Z16
-	VFMADD231PS Z13, Z18, Z18
-	VFMADD231PS Z10, Z16, Z18
-	VMULPS      Z9, Z17, Z17
-	VFMADD231PS Z8, Z19, Z17
-	VFMADD231PS Z13, Z14, Z14
-	VFMADD231PS Z10, Z17, Z14
-	VPADDD      Z0, Z18, Z15
-	VPADDD      Z0, Z14, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VPSLLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf4, Z1, Z18, Z14
-	VMOVDQU32   Z15, (BX)(CX*2)
-	VMOVDQU32   Z14, (SI)(CX*2)
-	VPADDQ      Z14, Z4, Z4
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2436:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z3, Z3
+	VPADDQ        (DI)(CX*2), Z5, Z5
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z14
+	VCVTPH2PS     32(DX)(CX*2), Z15
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
+	VPERMI2PS     Z15, Z14, Z16
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
+	VPERMI2PS     Z15, Z14, Z17
+	VMOVDQU32     (SI)(CX*2), Z14
+	VPSRAW        $0x0f, Z14, Z15
+	VPADDW        (BX)(CX*2), Z15, Z15
+	VPSLLD        $0x10, Z15, Z18
+	VPTERNLOGD    $0xf4, Z1, Z14, Z18
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z15, Z1, Z14
+	VMULPS        Z11, Z16, Z16
+	VFMADD231PS   Z12, Z18, Z16
+	VMULPS        Z11, Z17, Z17
+	VFMADD231PS   Z12, Z14, Z17
+	VMOVDQU32     (DI)(CX*2), Z19
+	VPSLLD        $0x10, Z19, Z15
+	VPANDD        Z1, Z19, Z19
+	VMULPS        Z15, Z2, Z15
+	VFMADD231PS   Z7, Z16, Z15
+	VMULPS        Z19, Z2, Z19
+	VFMADD231PS   Z7, Z17, Z19
+	VPADDD        Z0, Z15, Z20
+	VPADDD        Z0, Z19, Z21
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z6, Z6
+	VMULPS        Z9, Z16, Z16
+	VFMADD231PS   Z8, Z15, Z16
+	VFMADD231PS   Z13, Z18, Z18
+	VFMADD231PS   Z10, Z16, Z18
+	VMULPS        Z9, Z17, Z17
+	VFMADD231PS   Z8, Z19, Z17
+	VFMADD231PS   Z13, Z14, Z14
+	VFMADD231PS   Z10, Z17, Z14
+	VPADDD        Z0, Z18, Z15
+	VPADDD        Z0, Z14, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VPSLLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf4, Z1, Z18, Z14
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2437
+	VPSUBW        (BX)(CX*2), Y15, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z15, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check2002:
+noted2437:
+	VMOVDQU32 Z15, (BX)(CX*2)
+	VMOVDQU32 Z14, (SI)(CX*2)
+	VPADDQ    Z14, Z4, Z4
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2435:
 	CMPQ CX, R9
-	JB   next2001
+	JB   next2434
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2001
-	JMP  done1997
+	JB   next2434
+	JMP  done2429
 
-fp321996:
+fp322428:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check2005
+	JMP  check2439
 
-next2004:
+next2438:
 	TESTQ     AX, AX
-	JEQ       kept2006
+	JEQ       kept2440
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z14
@@ -4659,94 +6369,145 @@ next2004:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2006:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	VPADDQ      (SI)(CX*2), Z3, Z3
-	VPADDQ      (DI)(CX*2), Z5, Z5
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z14
-	VMOVUPS     64(DX)(CX*4), Z15
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
-	VPERMI2PS   Z15, Z14, Z16
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
-	VPERMI2PS   Z15, Z14, Z17
-	VMOVDQU32   (SI)(CX*2), Z14
-	VPSRAW      $0x0f, Z14, Z15
-	VPADDW      (BX)(CX*2), Z15, Z15
-	VPSLLD      $0x10, Z15, Z18
-	VPTERNLOGD  $0xf4, Z1, Z14, Z18
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z15, Z1, Z14
-	VMULPS      Z11, Z16, Z16
-	VFMADD231PS Z12, Z18, Z16
-	VMULPS      Z11, Z17, Z17
-	VFMADD231PS Z12, Z14, Z17
-	VMOVDQU32   (DI)(CX*2), Z19
-	VPSLLD      $0x10, Z19, Z15
-	VPANDD      Z1, Z19, Z19
-	VMULPS      Z15, Z2, Z15
-	VFMADD231PS Z7, Z16, Z15
-	VMULPS      Z19, Z2, Z19
-	VFMADD231PS Z7, Z17, Z19
-	VPADDD      Z0, Z15, Z20
-	VPADDD      Z0, Z19, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z1, Z20
-	VMOVDQU32   Z20, (DI)(CX*2)
-	VPADDQ      Z20, Z6, Z6
-	VMULPS      Z9, Z16, Z16
-	VFMADD231PS Z8, Z15, Z16
-	VFMADD231PS Z13, Z18, Z18
-	VFMADD231PS Z10, Z16, Z18
-	VMULPS      Z9, Z17, Z17
-	VFMADD231PS Z8, Z19, Z17
-	VFMADD231PS Z13, Z14, Z14
-	VFMADD231PS Z10, Z17, Z14
-	VPADDD      Z0, Z18, Z15
-	VPADDD      Z0, Z14, Z16
-	VPSRLD      $0x10, Z15, Z15
-	VPTERNLOGD  $0xf8, Z16, Z1, Z15
-	VPSLLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf4, Z1, Z18, Z14
-	VMOVDQU32   Z15, (BX)(CX*2)
-	VMOVDQU32   Z14, (SI)(CX*2)
-	VPADDQ      Z14, Z4, Z4
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2440:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	VPADDQ        (SI)(CX*2), Z3, Z3
+	VPADDQ        (DI)(CX*2), Z5, Z5
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z14
+	VMOVUPS       64(DX)(CX*4), Z15
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
+	VPERMI2PS     Z15, Z14, Z16
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
+	VPERMI2PS     Z15, Z14, Z17
+	VMOVDQU32     (SI)(CX*2), Z14
+	VPSRAW        $0x0f, Z14, Z15
+	VPADDW        (BX)(CX*2), Z15, Z15
+	VPSLLD        $0x10, Z15, Z18
+	VPTERNLOGD    $0xf4, Z1, Z14, Z18
+	VPSRLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf8, Z15, Z1, Z14
+	VMULPS        Z11, Z16, Z16
+	VFMADD231PS   Z12, Z18, Z16
+	VMULPS        Z11, Z17, Z17
+	VFMADD231PS   Z12, Z14, Z17
+	VMOVDQU32     (DI)(CX*2), Z19
+	VPSLLD        $0x10, Z19, Z15
+	VPANDD        Z1, Z19, Z19
+	VMULPS        Z15, Z2, Z15
+	VFMADD231PS   Z7, Z16, Z15
+	VMULPS        Z19, Z2, Z19
+	VFMADD231PS   Z7, Z17, Z19
+	VPADDD        Z0, Z15, Z20
+	VPADDD        Z0, Z19, Z21
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z1, Z20
+	VMOVDQU32     Z20, (DI)(CX*2)
+	VPADDQ        Z20, Z6, Z6
+	VMULPS        Z9, Z16, Z16
+	VFMADD231PS   Z8, Z15, Z16
+	VFMADD231PS   Z13, Z18, Z18
+	VFMADD231PS   Z10, Z16, Z18
+	VMULPS        Z9, Z17, Z17
+	VFMADD231PS   Z8, Z19, Z17
+	VFMADD231PS   Z13, Z14, Z14
+	VFMADD231PS   Z10, Z17, Z14
+	VPADDD        Z0, Z18, Z15
+	VPADDD        Z0, Z14, Z16
+	VPSRLD        $0x10, Z15, Z15
+	VPTERNLOGD    $0xf8, Z16, Z1, Z15
+	VPSLLD        $0x10, Z14, Z14
+	VPTERNLOGD    $0xf4, Z1, Z18, Z14
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2441
+	VPSUBW        (BX)(CX*2), Y15, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z15, Y16
+	VPSUBW        32(BX)(CX*2), Y16, Y16
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y16, K1
+	VPABSW        Y16, Y16
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y16, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y16, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y16
+	VMOVDQU16     Y16, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check2005:
+noted2441:
+	VMOVDQU32 Z15, (BX)(CX*2)
+	VMOVDQU32 Z14, (SI)(CX*2)
+	VPADDQ    Z14, Z4, Z4
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2439:
 	CMPQ CX, R9
-	JB   next2004
+	JB   next2438
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2004
+	JB   next2438
 
-done1997:
+done2429:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z3, 128(AX)
 	VMOVDQU32 Z4, 192(AX)
 	VMOVDQU32 Z5, 256(AX)
 	VMOVDQU32 Z6, 320(AX)
-	JMP       updated1993
+	JMP       updated2425
 
-plain1992:
+plain2424:
 	CMPQ CX, $0x01
-	JE   fp162008
-	JA   fp322009
+	JE   fp162443
+	JA   fp322444
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check2012
+	JMP  check2447
 
-next2011:
+next2446:
 	TESTQ     AX, AX
-	JEQ       kept2013
+	JEQ       kept2448
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -4758,75 +6519,126 @@ next2011:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2013:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VMOVDQU32   (DX)(CX*2), Z4
-	VPSLLD      $0x10, Z4, Z3
-	VPANDD      Z1, Z4, Z4
-	VMOVDQU32   (SI)(CX*2), Z5
-	VPSRAW      $0x0f, Z5, Z6
-	VPADDW      (BX)(CX*2), Z6, Z6
-	VPSLLD      $0x10, Z6, Z14
-	VPTERNLOGD  $0xf4, Z1, Z5, Z14
-	VPSRLD      $0x10, Z5, Z5
-	VPTERNLOGD  $0xf8, Z6, Z1, Z5
-	VMULPS      Z11, Z3, Z3
-	VFMADD231PS Z12, Z14, Z3
-	VMULPS      Z11, Z4, Z4
-	VFMADD231PS Z12, Z5, Z4
-	VMOVDQU32   (DI)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z6
-	VPANDD      Z1, Z15, Z15
-	VMULPS      Z6, Z2, Z6
-	VFMADD231PS Z7, Z3, Z6
-	VMULPS      Z15, Z2, Z15
-	VFMADD231PS Z7, Z4, Z15
-	VPADDD      Z0, Z6, Z16
-	VPADDD      Z0, Z15, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VMULPS      Z9, Z3, Z3
-	VFMADD231PS Z8, Z6, Z3
-	VFMADD231PS Z13, Z14, Z14
-	VFMADD231PS Z10, Z3, Z14
-	VMULPS      Z9, Z4, Z4
-	VFMADD231PS Z8, Z15, Z4
-	VFMADD231PS Z13, Z5, Z5
-	VFMADD231PS Z10, Z4, Z5
-	VPADDD      Z0, Z14, Z3
-	VPADDD      Z0, Z5, Z4
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z4, Z1, Z3
-	VPSLLD      $0x10, Z5, Z4
-	VPTERNLOGD  $0xf4, Z1, Z14, Z4
-	VMOVDQU32   Z3, (BX)(CX*2)
-	VMOVDQU32   Z4, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2448:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VMOVDQU32     (DX)(CX*2), Z4
+	VPSLLD        $0x10, Z4, Z3
+	VPANDD        Z1, Z4, Z4
+	VMOVDQU32     (SI)(CX*2), Z5
+	VPSRAW        $0x0f, Z5, Z6
+	VPADDW        (BX)(CX*2), Z6, Z6
+	VPSLLD        $0x10, Z6, Z14
+	VPTERNLOGD    $0xf4, Z1, Z5, Z14
+	VPSRLD        $0x10, Z5, Z5
+	VPTERNLOGD    $0xf8, Z6, Z1, Z5
+	VMULPS        Z11, Z3, Z3
+	VFMADD231PS   Z12, Z14, Z3
+	VMULPS        Z11, Z4, Z4
+	VFMADD231PS   Z12, Z5, Z4
+	VMOVDQU32     (DI)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z6
+	VPANDD        Z1, Z15, Z15
+	VMULPS        Z6, Z2, Z6
+	VFMADD231PS   Z7, Z3, Z6
+	VMULPS        Z15, Z2, Z15
+	VFMADD231PS   Z7, Z4, Z15
+	VPADDD        Z0, Z6, Z16
+	VPADDD        Z0, Z15, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VMULPS        Z9, Z3, Z3
+	VFMADD231PS   Z8, Z6, Z3
+	VFMADD231PS   Z13, Z14, Z14
+	VFMADD231PS   Z10, Z3, Z14
+	VMULPS        Z9, Z4, Z4
+	VFMADD231PS   Z8, Z15, Z4
+	VFMADD231PS   Z13, Z5, Z5
+	VFMADD231PS   Z10, Z4, Z5
+	VPADDD        Z0, Z14, Z3
+	VPADDD        Z0, Z5, Z4
+	VPSRLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf8, Z4, Z1, Z3
+	VPSLLD        $0x10, Z5, Z4
+	VPTERNLOGD    $0xf4, Z1, Z14, Z4
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2449
+	VPSUBW        (BX)(CX*2), Y3, Y5
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z3, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check2012:
+noted2449:
+	VMOVDQU32 Z3, (BX)(CX*2)
+	VMOVDQU32 Z4, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2447:
 	CMPQ CX, R9
-	JB   next2011
+	JB   next2446
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2011
-	JMP  done2010
+	JB   next2446
+	JMP  done2445
 
-fp162008:
+fp162443:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check2015
+	JMP  check2451
 
-next2014:
+next2450:
 	TESTQ     AX, AX
-	JEQ       kept2016
+	JEQ       kept2452
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -4838,78 +6650,129 @@ next2014:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2016:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*2)
-	VCVTPH2PS   (DX)(CX*2), Z3
-	VCVTPH2PS   32(DX)(CX*2), Z4
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z5
-	VPERMI2PS   Z4, Z3, Z5
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z6
-	VPERMI2PS   Z4, Z3, Z6
-	VMOVDQU32   (SI)(CX*2), Z3
-	VPSRAW      $0x0f, Z3, Z4
-	VPADDW      (BX)(CX*2), Z4, Z4
-	VPSLLD      $0x10, Z4, Z14
-	VPTERNLOGD  $0xf4, Z1, Z3, Z14
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z4, Z1, Z3
-	VMULPS      Z11, Z5, Z5
-	VFMADD231PS Z12, Z14, Z5
-	VMULPS      Z11, Z6, Z6
-	VFMADD231PS Z12, Z3, Z6
-	VMOVDQU32   (DI)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z4
-	VPANDD      Z1, Z15, Z15
-	VMULPS      Z4, Z2, Z4
-	VFMADD231PS Z7, Z5, Z4
-	VMULPS      Z15, Z2, Z15
-	VFMADD231PS Z7, Z6, Z15
-	VPADDD      Z0, Z4, Z16
-	VPADDD      Z0, Z15, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VMULPS      Z9, Z5, Z5
-	VFMADD231PS Z8, Z4, Z5
-	VFMADD231PS Z13, Z14, Z14
-	VFMADD231PS Z10, Z5, Z14
-	VMULPS      Z9, Z6, Z6
-	VFMADD231PS Z8, Z15, Z6
-	VFMADD231PS Z13, Z3, Z3
-	VFMADD231PS Z10, Z6, Z3
-	VPADDD      Z0, Z14, Z4
-	VPADDD      Z0, Z3, Z5
-	VPSRLD      $0x10, Z4, Z4
-	VPTERNLOGD  $0xf8, Z5, Z1, Z4
-	VPSLLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf4, Z1, Z14, Z3
-	VMOVDQU32   Z4, (BX)(CX*2)
-	VMOVDQU32   Z3, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2452:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*2)
+	VCVTPH2PS     (DX)(CX*2), Z3
+	VCVTPH2PS     32(DX)(CX*2), Z4
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z5
+	VPERMI2PS     Z4, Z3, Z5
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z6
+	VPERMI2PS     Z4, Z3, Z6
+	VMOVDQU32     (SI)(CX*2), Z3
+	VPSRAW        $0x0f, Z3, Z4
+	VPADDW        (BX)(CX*2), Z4, Z4
+	VPSLLD        $0x10, Z4, Z14
+	VPTERNLOGD    $0xf4, Z1, Z3, Z14
+	VPSRLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf8, Z4, Z1, Z3
+	VMULPS        Z11, Z5, Z5
+	VFMADD231PS   Z12, Z14, Z5
+	VMULPS        Z11, Z6, Z6
+	VFMADD231PS   Z12, Z3, Z6
+	VMOVDQU32     (DI)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z4
+	VPANDD        Z1, Z15, Z15
+	VMULPS        Z4, Z2, Z4
+	VFMADD231PS   Z7, Z5, Z4
+	VMULPS        Z15, Z2, Z15
+	VFMADD231PS   Z7, Z6, Z15
+	VPADDD        Z0, Z4, Z16
+	VPADDD        Z0, Z15, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VMULPS        Z9, Z5, Z5
+	VFMADD231PS   Z8, Z4, Z5
+	VFMADD231PS   Z13, Z14, Z14
+	VFMADD231PS   Z10, Z5, Z14
+	VMULPS        Z9, Z6, Z6
+	VFMADD231PS   Z8, Z15, Z6
+	VFMADD231PS   Z13, Z3, Z3
+	VFMADD231PS   Z10, Z6, Z3
+	VPADDD        Z0, Z14, Z4
+	VPADDD        Z0, Z3, Z5
+	VPSRLD        $0x10, Z4, Z4
+	VPTERNLOGD    $0xf8, Z5, Z1, Z4
+	VPSLLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf4, Z1, Z14, Z3
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2453
+	VPSUBW        (BX)(CX*2), Y4, Y5
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z4, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check2015:
+noted2453:
+	VMOVDQU32 Z4, (BX)(CX*2)
+	VMOVDQU32 Z3, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2451:
 	CMPQ CX, R9
-	JB   next2014
+	JB   next2450
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2014
-	JMP  done2010
+	JB   next2450
+	JMP  done2445
 
-fp322009:
+fp322444:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check2018
+	JMP  check2455
 
-next2017:
+next2454:
 	TESTQ     AX, AX
-	JEQ       kept2019
+	JEQ       kept2456
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -4921,70 +6784,121 @@ next2017:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2019:
-	PREFETCHT0  (BX)(R10*2)
-	PREFETCHT0  (SI)(R10*2)
-	PREFETCHT0  (DI)(R10*2)
-	PREFETCHT0  (DX)(R10*4)
-	PREFETCHT0  64(DX)(R10*4)
-	VMOVUPS     (DX)(CX*4), Z3
-	VMOVUPS     64(DX)(CX*4), Z4
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z5
-	VPERMI2PS   Z4, Z3, Z5
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z6
-	VPERMI2PS   Z4, Z3, Z6
-	VMOVDQU32   (SI)(CX*2), Z3
-	VPSRAW      $0x0f, Z3, Z4
-	VPADDW      (BX)(CX*2), Z4, Z4
-	VPSLLD      $0x10, Z4, Z14
-	VPTERNLOGD  $0xf4, Z1, Z3, Z14
-	VPSRLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf8, Z4, Z1, Z3
-	VMULPS      Z11, Z5, Z5
-	VFMADD231PS Z12, Z14, Z5
-	VMULPS      Z11, Z6, Z6
-	VFMADD231PS Z12, Z3, Z6
-	VMOVDQU32   (DI)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z4
-	VPANDD      Z1, Z15, Z15
-	VMULPS      Z4, Z2, Z4
-	VFMADD231PS Z7, Z5, Z4
-	VMULPS      Z15, Z2, Z15
-	VFMADD231PS Z7, Z6, Z15
-	VPADDD      Z0, Z4, Z16
-	VPADDD      Z0, Z15, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z1, Z16
-	VMOVDQU32   Z16, (DI)(CX*2)
-	VMULPS      Z9, Z5, Z5
-	VFMADD231PS Z8, Z4, Z5
-	VFMADD231PS Z13, Z14, Z14
-	VFMADD231PS Z10, Z5, Z14
-	VMULPS      Z9, Z6, Z6
-	VFMADD231PS Z8, Z15, Z6
-	VFMADD231PS Z13, Z3, Z3
-	VFMADD231PS Z10, Z6, Z3
-	VPADDD      Z0, Z14, Z4
-	VPADDD      Z0, Z3, Z5
-	VPSRLD      $0x10, Z4, Z4
-	VPTERNLOGD  $0xf8, Z5, Z1, Z4
-	VPSLLD      $0x10, Z3, Z3
-	VPTERNLOGD  $0xf4, Z1, Z14, Z3
-	VMOVDQU32   Z4, (BX)(CX*2)
-	VMOVDQU32   Z3, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+kept2456:
+	PREFETCHT0    (BX)(R10*2)
+	PREFETCHT0    (SI)(R10*2)
+	PREFETCHT0    (DI)(R10*2)
+	PREFETCHT0    (DX)(R10*4)
+	PREFETCHT0    64(DX)(R10*4)
+	VMOVUPS       (DX)(CX*4), Z3
+	VMOVUPS       64(DX)(CX*4), Z4
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z5
+	VPERMI2PS     Z4, Z3, Z5
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z6
+	VPERMI2PS     Z4, Z3, Z6
+	VMOVDQU32     (SI)(CX*2), Z3
+	VPSRAW        $0x0f, Z3, Z4
+	VPADDW        (BX)(CX*2), Z4, Z4
+	VPSLLD        $0x10, Z4, Z14
+	VPTERNLOGD    $0xf4, Z1, Z3, Z14
+	VPSRLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf8, Z4, Z1, Z3
+	VMULPS        Z11, Z5, Z5
+	VFMADD231PS   Z12, Z14, Z5
+	VMULPS        Z11, Z6, Z6
+	VFMADD231PS   Z12, Z3, Z6
+	VMOVDQU32     (DI)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z4
+	VPANDD        Z1, Z15, Z15
+	VMULPS        Z4, Z2, Z4
+	VFMADD231PS   Z7, Z5, Z4
+	VMULPS        Z15, Z2, Z15
+	VFMADD231PS   Z7, Z6, Z15
+	VPADDD        Z0, Z4, Z16
+	VPADDD        Z0, Z15, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z1, Z16
+	VMOVDQU32     Z16, (DI)(CX*2)
+	VMULPS        Z9, Z5, Z5
+	VFMADD231PS   Z8, Z4, Z5
+	VFMADD231PS   Z13, Z14, Z14
+	VFMADD231PS   Z10, Z5, Z14
+	VMULPS        Z9, Z6, Z6
+	VFMADD231PS   Z8, Z15, Z6
+	VFMADD231PS   Z13, Z3, Z3
+	VFMADD231PS   Z10, Z6, Z3
+	VPADDD        Z0, Z14, Z4
+	VPADDD        Z0, Z3, Z5
+	VPSRLD        $0x10, Z4, Z4
+	VPTERNLOGD    $0xf8, Z5, Z1, Z4
+	VPSLLD        $0x10, Z3, Z3
+	VPTERNLOGD    $0xf4, Z1, Z14, Z3
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2457
+	VPSUBW        (BX)(CX*2), Y4, Y5
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z4, Y5
+	VPSUBW        32(BX)(CX*2), Y5, Y5
+	MOVQ          CX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y5, K1
+	VPABSW        Y5, Y5
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y5, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y5, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(CX*2), Y5
+	VMOVDQU16     Y5, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
 
-check2018:
+noted2457:
+	VMOVDQU32 Z4, (BX)(CX*2)
+	VMOVDQU32 Z3, (SI)(CX*2)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, R10
+
+check2455:
 	CMPQ CX, R9
-	JB   next2017
+	JB   next2454
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2017
+	JB   next2454
 
-done2010:
-updated1993:
+done2445:
+updated2425:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -5009,15 +6923,15 @@ TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp162021
-	JA     fp322022
+	JE     fp162459
+	JA     fp322460
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check2025
+	JMP    check2463
 
-next2024:
+next2462:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -5032,23 +6946,23 @@ next2024:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check2025:
+check2463:
 	CMPQ DX, R8
-	JB   next2024
+	JB   next2462
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2024
-	JMP  done2023
+	JB   next2462
+	JMP  done2461
 
-fp162021:
+fp162459:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check2027
+	JMP  check2465
 
-next2026:
+next2464:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -5063,23 +6977,23 @@ next2026:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check2027:
+check2465:
 	CMPQ DX, R8
-	JB   next2026
+	JB   next2464
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2026
-	JMP  done2023
+	JB   next2464
+	JMP  done2461
 
-fp322022:
+fp322460:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check2029
+	JMP  check2467
 
-next2028:
+next2466:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -5094,15 +7008,15 @@ next2028:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check2029:
+check2467:
 	CMPQ DX, R8
-	JB   next2028
+	JB   next2466
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2028
+	JB   next2466
 
-done2023:
+done2461:
 	VZEROUPPER
 	RET
 
@@ -5128,15 +7042,15 @@ TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp162031
-	JA     fp322032
+	JE     fp162469
+	JA     fp322470
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check2035
+	JMP    check2473
 
-next2034:
+next2472:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -5154,23 +7068,23 @@ next2034:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check2035:
+check2473:
 	CMPQ DX, R9
-	JB   next2034
+	JB   next2472
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2034
-	JMP  done2033
+	JB   next2472
+	JMP  done2471
 
-fp162031:
+fp162469:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check2037
+	JMP  check2475
 
-next2036:
+next2474:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -5188,23 +7102,23 @@ next2036:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check2037:
+check2475:
 	CMPQ DX, R9
-	JB   next2036
+	JB   next2474
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2036
-	JMP  done2033
+	JB   next2474
+	JMP  done2471
 
-fp322032:
+fp322470:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check2039
+	JMP  check2477
 
-next2038:
+next2476:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -5222,15 +7136,15 @@ next2038:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check2039:
+check2477:
 	CMPQ DX, R9
-	JB   next2038
+	JB   next2476
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2038
+	JB   next2476
 
-done2033:
+done2471:
 	VZEROUPPER
 	RET
 
@@ -5309,12 +7223,12 @@ TEXT ·adamSplitINT8AVX512(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      24(AX), AX
 	CMPQ      CX, $0x01
-	JE        fp162041
-	JA        fp322042
+	JE        fp162479
+	JA        fp322480
 
-block2044:
+block2482:
 	TESTQ   R10, R10
-	JEQ     kept2047
+	JEQ     kept2485
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -5323,7 +7237,7 @@ block2044:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept2047:
+kept2485:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -5343,9 +7257,9 @@ kept2047:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2045:
+tile2483:
 	TESTQ     R10, R10
-	JEQ       kept2048
+	JEQ       kept2486
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -5363,252 +7277,354 @@ tile2045:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2048:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R8)(CX*1)
-	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBW   (R9)(AX*1), Z17
-	VPTESTMW    Z17, Z17, K1
-	VPSLLW      5056(DX), Z17, Z17
-	VPADDW.Z    4864(DX), Z17, K1, Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z7, Z17, Z17
-	VPMOVSXBW   (R8)(AX*1), Z20
-	VPSLLD      $0x13, Z20, Z19
-	VPSLLD      $0x03, Z20, Z20
-	VPANDD      Z3, Z16, Z21
-	VPADDD      Z10, Z21, Z21
-	VPANDD      Z9, Z19, Z18
-	VPADDD      Z21, Z18, Z18
-	VSUBPS      Z21, Z18, Z18
-	VPTERNLOGD  $0xf8, Z5, Z19, Z18
-	VPANDD      Z3, Z17, Z21
-	VPADDD      Z10, Z21, Z21
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z21, Z19, Z19
-	VSUBPS      Z21, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VMOVDQU32   (DI)(AX*2), Z21
-	VPSLLD      $0x10, Z21, Z20
-	VPANDD      Z7, Z21, Z21
-	VMOVDQU32   (SI)(AX*2), Z22
-	VPSRAW      $0x0f, Z22, Z23
-	VPADDW      (BX)(AX*2), Z23, Z23
-	VPSLLD      $0x10, Z23, Z24
-	VPTERNLOGD  $0xf4, Z7, Z22, Z24
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z23, Z7, Z22
-	VMULPS      4096(DX), Z20, Z20
-	VFMADD231PS 4160(DX), Z24, Z20
-	VMULPS      4096(DX), Z21, Z21
-	VFMADD231PS 4160(DX), Z22, Z21
-	VMULPS      Z18, Z11, Z18
-	VFMADD231PS Z12, Z20, Z18
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z21, Z19
-	VMULPS      Z20, Z20, Z20
-	VMULPS      Z21, Z21, Z21
-	VMULPS      Z16, Z16, Z16
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z16, Z13, Z16
-	VFMADD231PS Z14, Z20, Z16
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z21, Z17
-	VMOVUPS     Z18, (DX)(R11*4)
-	VMOVUPS     Z19, 64(DX)(R11*4)
-	VSQRTPS     Z16, Z16
-	VSQRTPS     Z17, Z17
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2048(DX)(R12*4), Z4, Z20
-	VPSRLD      5104(DX), Z0, Z21
-	VPADDD      Z21, Z20, Z20
-	VPANDND     Z3, Z20, Z23
-	VPANDND     (DX)(R12*4), Z5, Z21
-	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z21
-	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z23
-	VPADDD      Z23, Z21, Z21
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R12*4), Z4, Z23
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z23, Z23
-	VPANDND     Z3, Z23, Z26
-	VPANDND     64(DX)(R12*4), Z5, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
-	VPADDD      Z26, Z25, Z25
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z20, Z20
-	VPSRLD      5088(DX), Z23, Z23
-	VPTERNLOGD  $0xf8, Z23, Z7, Z20
-	VPSUBW      4992(DX), Z20, Z20
-	VPSRLD      $0x13, Z21, Z21
-	VPSRLD      $0x03, Z25, Z25
-	VPTERNLOGD  $0xf8, Z25, Z7, Z21
-	VPSRLD      $0x10, (DX)(R12*4), Z23
-	VPTERNLOGD  $0xf8, 64(DX)(R12*4), Z7, Z23
-	VMOVUPS     Z16, 2048(DX)(R11*4)
-	VPMAXUD     Z16, Z2, Z2
-	VPMINUD     Z16, Z1, Z1
-	VMOVUPS     Z17, 2112(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z16
-	VDIVPS      Z16, Z18, Z18
-	VFMADD231PS 4608(DX), Z24, Z24
-	VFMADD231PS 4672(DX), Z18, Z24
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z22, Z22
-	VFMADD231PS 4672(DX), Z19, Z22
-	VPADDD      Z6, Z24, Z16
-	VPADDD      Z6, Z22, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z7, Z16
-	VPSLLD      $0x10, Z22, Z17
-	VPTERNLOGD  $0xf4, Z7, Z24, Z17
-	VMOVDQU32   Z16, (BX)(AX*2)
-	VMOVDQU32   Z17, (SI)(AX*2)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBW   (R9)(AX*1), Z17
-	VPTESTMW    Z17, Z17, K1
-	VPSLLW      5056(DX), Z17, Z17
-	VPADDW.Z    4864(DX), Z17, K1, Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z7, Z17, Z17
-	VPMOVSXBW   (R8)(AX*1), Z22
-	VPSLLD      $0x13, Z22, Z19
-	VPSLLD      $0x03, Z22, Z22
-	VPANDD      Z3, Z16, Z24
-	VPADDD      Z10, Z24, Z24
-	VPANDD      Z9, Z19, Z18
-	VPADDD      Z24, Z18, Z18
-	VSUBPS      Z24, Z18, Z18
-	VPTERNLOGD  $0xf8, Z5, Z19, Z18
-	VPANDD      Z3, Z17, Z24
-	VPADDD      Z10, Z24, Z24
-	VPANDD      Z9, Z22, Z19
-	VPADDD      Z24, Z19, Z19
-	VSUBPS      Z24, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z22, Z19
-	VMOVDQU32   (DI)(AX*2), Z24
-	VPSLLD      $0x10, Z24, Z22
-	VPANDD      Z7, Z24, Z24
-	VMOVDQU32   (SI)(AX*2), Z25
-	VPSRAW      $0x0f, Z25, Z26
-	VPADDW      (BX)(AX*2), Z26, Z26
-	VPSLLD      $0x10, Z26, Z27
-	VPTERNLOGD  $0xf4, Z7, Z25, Z27
-	VPSRLD      $0x10, Z25, Z25
-	VPTERNLOGD  $0xf8, Z26, Z7, Z25
-	VMULPS      4096(DX), Z22, Z22
-	VFMADD231PS 4160(DX), Z27, Z22
-	VMULPS      4096(DX), Z24, Z24
-	VFMADD231PS 4160(DX), Z25, Z24
-	VMULPS      Z18, Z11, Z18
-	VFMADD231PS Z12, Z22, Z18
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z24, Z19
-	VMULPS      Z22, Z22, Z22
-	VMULPS      Z24, Z24, Z24
-	VMULPS      Z16, Z16, Z16
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z16, Z13, Z16
-	VFMADD231PS Z14, Z22, Z16
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z24, Z17
-	VMOVUPS     Z18, 128(DX)(R11*4)
-	VMOVUPS     Z19, 192(DX)(R11*4)
-	VSQRTPS     Z16, Z16
-	VSQRTPS     Z17, Z17
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2176(DX)(R12*4), Z4, Z22
-	VPSRLD      5104(DX), Z0, Z24
-	VPADDD      Z24, Z22, Z22
-	VPANDND     Z3, Z22, Z26
-	VPANDND     128(DX)(R12*4), Z5, Z24
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z24
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
-	VPADDD      Z26, Z24, Z24
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R12*4), Z4, Z26
-	VPSRLD      5104(DX), Z0, Z28
-	VPADDD      Z28, Z26, Z26
-	VPANDND     Z3, Z26, Z29
-	VPANDND     192(DX)(R12*4), Z5, Z28
-	VFMADD213PS pattern3e000000<>+0(SB), Z29, Z28
-	VMOVDQA32   Z0, Z29
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z29
-	VPADDD      Z29, Z28, Z28
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z22, Z22
-	VPSRLD      5088(DX), Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z7, Z22
-	VPSUBW      4992(DX), Z22, Z22
-	VPSRLD      $0x13, Z24, Z24
-	VPSRLD      $0x03, Z28, Z28
-	VPTERNLOGD  $0xf8, Z28, Z7, Z24
-	VPSRLD      $0x10, 128(DX)(R12*4), Z26
-	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z26
-	VPACKSSWB   Z24, Z21, Z24
-	VPACKSSWB   Z26, Z23, Z26
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z24
-	VMOVUPS     inOrder<>+0(SB), Z21
-	VPACKUSWB   Z22, Z20, Z22
-	VPERMQ      Z22, Z21, Z22
-	VPERMQ      Z24, Z21, Z24
-	MOVQ        5136(DX), R12
-	VMOVDQU32   Z22, -32(R12)(AX*1)
-	MOVQ        5128(DX), R12
-	VMOVDQU32   Z24, -32(R12)(AX*1)
-	VMOVUPS     Z16, 2176(DX)(R11*4)
-	VPMAXUD     Z16, Z2, Z2
-	VPMINUD     Z16, Z1, Z1
-	VMOVUPS     Z17, 2240(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z16
-	VDIVPS      Z16, Z18, Z18
-	VFMADD231PS 4608(DX), Z27, Z27
-	VFMADD231PS 4672(DX), Z18, Z27
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z25, Z25
-	VFMADD231PS 4672(DX), Z19, Z25
-	VPADDD      Z6, Z27, Z16
-	VPADDD      Z6, Z25, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z7, Z16
-	VPSLLD      $0x10, Z25, Z17
-	VPTERNLOGD  $0xf4, Z7, Z27, Z17
-	VMOVDQU32   Z16, (BX)(AX*2)
-	VMOVDQU32   Z17, (SI)(AX*2)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	TESTQ       $0x000000ff, AX
-	JNE         tile2045
-	CMPL        5120(DX), $0x00
-	JEQ         done2050
-	SUBQ        $0x00000100, AX
+kept2486:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R11
+	MOVQ          8(R11), R11
+	CMPQ          AX, R11
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R8)(CX*1)
+	PREFETCHT0    (R9)(CX*1)
+	MOVQ          AX, R11
+	ANDQ          $0x000001ff, R11
+	PREFETCHT0    (BX)(CX*2)
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (DI)(CX*2)
+	VPMOVZXBW     (R9)(AX*1), Z17
+	VPTESTMW      Z17, Z17, K1
+	VPSLLW        5056(DX), Z17, Z17
+	VPADDW.Z      4864(DX), Z17, K1, Z17
+	VPSLLD        $0x10, Z17, Z16
+	VPANDD        Z7, Z17, Z17
+	VPMOVSXBW     (R8)(AX*1), Z20
+	VPSLLD        $0x13, Z20, Z19
+	VPSLLD        $0x03, Z20, Z20
+	VPANDD        Z3, Z16, Z21
+	VPADDD        Z10, Z21, Z21
+	VPANDD        Z9, Z19, Z18
+	VPADDD        Z21, Z18, Z18
+	VSUBPS        Z21, Z18, Z18
+	VPTERNLOGD    $0xf8, Z5, Z19, Z18
+	VPANDD        Z3, Z17, Z21
+	VPADDD        Z10, Z21, Z21
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z21, Z19, Z19
+	VSUBPS        Z21, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VMOVDQU32     (DI)(AX*2), Z21
+	VPSLLD        $0x10, Z21, Z20
+	VPANDD        Z7, Z21, Z21
+	VMOVDQU32     (SI)(AX*2), Z22
+	VPSRAW        $0x0f, Z22, Z23
+	VPADDW        (BX)(AX*2), Z23, Z23
+	VPSLLD        $0x10, Z23, Z24
+	VPTERNLOGD    $0xf4, Z7, Z22, Z24
+	VPSRLD        $0x10, Z22, Z22
+	VPTERNLOGD    $0xf8, Z23, Z7, Z22
+	VMULPS        4096(DX), Z20, Z20
+	VFMADD231PS   4160(DX), Z24, Z20
+	VMULPS        4096(DX), Z21, Z21
+	VFMADD231PS   4160(DX), Z22, Z21
+	VMULPS        Z18, Z11, Z18
+	VFMADD231PS   Z12, Z20, Z18
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z21, Z19
+	VMULPS        Z20, Z20, Z20
+	VMULPS        Z21, Z21, Z21
+	VMULPS        Z16, Z16, Z16
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z16, Z13, Z16
+	VFMADD231PS   Z14, Z20, Z16
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z21, Z17
+	VMOVUPS       Z18, (DX)(R11*4)
+	VMOVUPS       Z19, 64(DX)(R11*4)
+	VSQRTPS       Z16, Z16
+	VSQRTPS       Z17, Z17
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2048(DX)(R12*4), Z4, Z20
+	VPSRLD        5104(DX), Z0, Z21
+	VPADDD        Z21, Z20, Z20
+	VPANDND       Z3, Z20, Z23
+	VPANDND       (DX)(R12*4), Z5, Z21
+	VFMADD213PS   pattern3e000000<>+0(SB), Z23, Z21
+	VMOVDQA32     Z0, Z23
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z23
+	VPADDD        Z23, Z21, Z21
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R12*4), Z4, Z23
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z23, Z23
+	VPANDND       Z3, Z23, Z26
+	VPANDND       64(DX)(R12*4), Z5, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD        Z26, Z25, Z25
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z20, Z20
+	VPSRLD        5088(DX), Z23, Z23
+	VPTERNLOGD    $0xf8, Z23, Z7, Z20
+	VPSUBW        4992(DX), Z20, Z20
+	VPSRLD        $0x13, Z21, Z21
+	VPSRLD        $0x03, Z25, Z25
+	VPTERNLOGD    $0xf8, Z25, Z7, Z21
+	VPSRLD        $0x10, (DX)(R12*4), Z23
+	VPTERNLOGD    $0xf8, 64(DX)(R12*4), Z7, Z23
+	VMOVUPS       Z16, 2048(DX)(R11*4)
+	VPMAXUD       Z16, Z2, Z2
+	VPMINUD       Z16, Z1, Z1
+	VMOVUPS       Z17, 2112(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z16
+	VDIVPS        Z16, Z18, Z18
+	VFMADD231PS   4608(DX), Z24, Z24
+	VFMADD231PS   4672(DX), Z18, Z24
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z22, Z22
+	VFMADD231PS   4672(DX), Z19, Z22
+	VPADDD        Z6, Z24, Z16
+	VPADDD        Z6, Z22, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z7, Z16
+	VPSLLD        $0x10, Z22, Z17
+	VPTERNLOGD    $0xf4, Z7, Z24, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2487
+	VPSUBW        (BX)(AX*2), Y16, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z16, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-next2049:
+noted2487:
+	VMOVDQU32     Z16, (BX)(AX*2)
+	VMOVDQU32     Z17, (SI)(AX*2)
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (BX)(CX*2)
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (DI)(CX*2)
+	VPMOVZXBW     (R9)(AX*1), Z17
+	VPTESTMW      Z17, Z17, K1
+	VPSLLW        5056(DX), Z17, Z17
+	VPADDW.Z      4864(DX), Z17, K1, Z17
+	VPSLLD        $0x10, Z17, Z16
+	VPANDD        Z7, Z17, Z17
+	VPMOVSXBW     (R8)(AX*1), Z22
+	VPSLLD        $0x13, Z22, Z19
+	VPSLLD        $0x03, Z22, Z22
+	VPANDD        Z3, Z16, Z24
+	VPADDD        Z10, Z24, Z24
+	VPANDD        Z9, Z19, Z18
+	VPADDD        Z24, Z18, Z18
+	VSUBPS        Z24, Z18, Z18
+	VPTERNLOGD    $0xf8, Z5, Z19, Z18
+	VPANDD        Z3, Z17, Z24
+	VPADDD        Z10, Z24, Z24
+	VPANDD        Z9, Z22, Z19
+	VPADDD        Z24, Z19, Z19
+	VSUBPS        Z24, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z22, Z19
+	VMOVDQU32     (DI)(AX*2), Z24
+	VPSLLD        $0x10, Z24, Z22
+	VPANDD        Z7, Z24, Z24
+	VMOVDQU32     (SI)(AX*2), Z25
+	VPSRAW        $0x0f, Z25, Z26
+	VPADDW        (BX)(AX*2), Z26, Z26
+	VPSLLD        $0x10, Z26, Z27
+	VPTERNLOGD    $0xf4, Z7, Z25, Z27
+	VPSRLD        $0x10, Z25, Z25
+	VPTERNLOGD    $0xf8, Z26, Z7, Z25
+	VMULPS        4096(DX), Z22, Z22
+	VFMADD231PS   4160(DX), Z27, Z22
+	VMULPS        4096(DX), Z24, Z24
+	VFMADD231PS   4160(DX), Z25, Z24
+	VMULPS        Z18, Z11, Z18
+	VFMADD231PS   Z12, Z22, Z18
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z24, Z19
+	VMULPS        Z22, Z22, Z22
+	VMULPS        Z24, Z24, Z24
+	VMULPS        Z16, Z16, Z16
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z16, Z13, Z16
+	VFMADD231PS   Z14, Z22, Z16
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z24, Z17
+	VMOVUPS       Z18, 128(DX)(R11*4)
+	VMOVUPS       Z19, 192(DX)(R11*4)
+	VSQRTPS       Z16, Z16
+	VSQRTPS       Z17, Z17
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2176(DX)(R12*4), Z4, Z22
+	VPSRLD        5104(DX), Z0, Z24
+	VPADDD        Z24, Z22, Z22
+	VPANDND       Z3, Z22, Z26
+	VPANDND       128(DX)(R12*4), Z5, Z24
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z24
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD        Z26, Z24, Z24
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R12*4), Z4, Z26
+	VPSRLD        5104(DX), Z0, Z28
+	VPADDD        Z28, Z26, Z26
+	VPANDND       Z3, Z26, Z29
+	VPANDND       192(DX)(R12*4), Z5, Z28
+	VFMADD213PS   pattern3e000000<>+0(SB), Z29, Z28
+	VMOVDQA32     Z0, Z29
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z29
+	VPADDD        Z29, Z28, Z28
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z22, Z22
+	VPSRLD        5088(DX), Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z7, Z22
+	VPSUBW        4992(DX), Z22, Z22
+	VPSRLD        $0x13, Z24, Z24
+	VPSRLD        $0x03, Z28, Z28
+	VPTERNLOGD    $0xf8, Z28, Z7, Z24
+	VPSRLD        $0x10, 128(DX)(R12*4), Z26
+	VPTERNLOGD    $0xf8, 192(DX)(R12*4), Z7, Z26
+	VPACKSSWB     Z24, Z21, Z24
+	VPACKSSWB     Z26, Z23, Z26
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z26, Z24
+	VMOVUPS       inOrder<>+0(SB), Z21
+	VPACKUSWB     Z22, Z20, Z22
+	VPERMQ        Z22, Z21, Z22
+	VPERMQ        Z24, Z21, Z24
+	MOVQ          5136(DX), R12
+	VMOVDQU32     Z22, -32(R12)(AX*1)
+	MOVQ          5128(DX), R12
+	VMOVDQU32     Z24, -32(R12)(AX*1)
+	VMOVUPS       Z16, 2176(DX)(R11*4)
+	VPMAXUD       Z16, Z2, Z2
+	VPMINUD       Z16, Z1, Z1
+	VMOVUPS       Z17, 2240(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z16
+	VDIVPS        Z16, Z18, Z18
+	VFMADD231PS   4608(DX), Z27, Z27
+	VFMADD231PS   4672(DX), Z18, Z27
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z25, Z25
+	VFMADD231PS   4672(DX), Z19, Z25
+	VPADDD        Z6, Z27, Z16
+	VPADDD        Z6, Z25, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z7, Z16
+	VPSLLD        $0x10, Z25, Z17
+	VPTERNLOGD    $0xf4, Z7, Z27, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2488
+	VPSUBW        (BX)(AX*2), Y16, Y18
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z16, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+
+noted2488:
+	VMOVDQU32 Z16, (BX)(AX*2)
+	VMOVDQU32 Z17, (SI)(AX*2)
+	ADDQ      $0x20, AX
+	ADDQ      $0x20, CX
+	TESTQ     $0x000000ff, AX
+	JNE       tile2483
+	CMPL      5120(DX), $0x00
+	JEQ       done2490
+	SUBQ      $0x00000100, AX
+
+next2489:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -5627,9 +7643,9 @@ next2049:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2049
+	JNE        next2489
 
-done2050:
+done2490:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -5654,11 +7670,11 @@ done2050:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2051
+	JEQ           unusual2491
 	CMPL          R13, $0x5f000000
-	JBE           usual2052
+	JBE           usual2492
 
-unusual2051:
+unusual2491:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -5667,7 +7683,7 @@ unusual2051:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2053:
+next2493:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -5676,7 +7692,7 @@ next2053:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2053
+	JB            next2493
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -5698,7 +7714,7 @@ next2053:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2052:
+usual2492:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -5808,13 +7824,13 @@ usual2052:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2044
-	JMP          done2043
+	JB           block2482
+	JMP          done2481
 
-fp162041:
-block2054:
+fp162479:
+block2494:
 	TESTQ   R10, R10
-	JEQ     kept2057
+	JEQ     kept2497
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -5823,7 +7839,7 @@ block2054:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept2057:
+kept2497:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -5843,9 +7859,9 @@ kept2057:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2055:
+tile2495:
 	TESTQ     R10, R10
-	JEQ       kept2058
+	JEQ       kept2498
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -5863,258 +7879,360 @@ tile2055:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2058:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R8)(CX*1)
-	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBW   (R9)(AX*1), Z17
-	VPTESTMW    Z17, Z17, K1
-	VPSLLW      5056(DX), Z17, Z17
-	VPADDW.Z    4864(DX), Z17, K1, Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z7, Z17, Z17
-	VPMOVSXBW   (R8)(AX*1), Z20
-	VPSLLD      $0x13, Z20, Z19
-	VPSLLD      $0x03, Z20, Z20
-	VPANDD      Z3, Z16, Z21
-	VPADDD      Z10, Z21, Z21
-	VPANDD      Z9, Z19, Z18
-	VPADDD      Z21, Z18, Z18
-	VSUBPS      Z21, Z18, Z18
-	VPTERNLOGD  $0xf8, Z5, Z19, Z18
-	VPANDD      Z3, Z17, Z21
-	VPADDD      Z10, Z21, Z21
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z21, Z19, Z19
-	VSUBPS      Z21, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VCVTPH2PS   (DI)(AX*2), Z20
-	VCVTPH2PS   32(DI)(AX*2), Z21
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z22
-	VPERMI2PS   Z21, Z20, Z22
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z23
-	VPERMI2PS   Z21, Z20, Z23
-	VMOVDQU32   (SI)(AX*2), Z20
-	VPSRAW      $0x0f, Z20, Z21
-	VPADDW      (BX)(AX*2), Z21, Z21
-	VPSLLD      $0x10, Z21, Z24
-	VPTERNLOGD  $0xf4, Z7, Z20, Z24
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z7, Z20
-	VMULPS      4096(DX), Z22, Z22
-	VFMADD231PS 4160(DX), Z24, Z22
-	VMULPS      4096(DX), Z23, Z23
-	VFMADD231PS 4160(DX), Z20, Z23
-	VMULPS      Z18, Z11, Z18
-	VFMADD231PS Z12, Z22, Z18
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z23, Z19
-	VMULPS      Z22, Z22, Z22
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z16, Z16, Z16
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z16, Z13, Z16
-	VFMADD231PS Z14, Z22, Z16
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z23, Z17
-	VMOVUPS     Z18, (DX)(R11*4)
-	VMOVUPS     Z19, 64(DX)(R11*4)
-	VSQRTPS     Z16, Z16
-	VSQRTPS     Z17, Z17
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2048(DX)(R12*4), Z4, Z21
-	VPSRLD      5104(DX), Z0, Z22
-	VPADDD      Z22, Z21, Z21
-	VPANDND     Z3, Z21, Z23
-	VPANDND     (DX)(R12*4), Z5, Z22
-	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z22
-	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z23
-	VPADDD      Z23, Z22, Z22
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R12*4), Z4, Z23
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z23, Z23
-	VPANDND     Z3, Z23, Z26
-	VPANDND     64(DX)(R12*4), Z5, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
-	VPADDD      Z26, Z25, Z25
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z21, Z21
-	VPSRLD      5088(DX), Z23, Z23
-	VPTERNLOGD  $0xf8, Z23, Z7, Z21
-	VPSUBW      4992(DX), Z21, Z21
-	VPSRLD      $0x13, Z22, Z22
-	VPSRLD      $0x03, Z25, Z25
-	VPTERNLOGD  $0xf8, Z25, Z7, Z22
-	VPSRLD      $0x10, (DX)(R12*4), Z23
-	VPTERNLOGD  $0xf8, 64(DX)(R12*4), Z7, Z23
-	VMOVUPS     Z16, 2048(DX)(R11*4)
-	VPMAXUD     Z16, Z2, Z2
-	VPMINUD     Z16, Z1, Z1
-	VMOVUPS     Z17, 2112(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z16
-	VDIVPS      Z16, Z18, Z18
-	VFMADD231PS 4608(DX), Z24, Z24
-	VFMADD231PS 4672(DX), Z18, Z24
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z20, Z20
-	VFMADD231PS 4672(DX), Z19, Z20
-	VPADDD      Z6, Z24, Z16
-	VPADDD      Z6, Z20, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z7, Z16
-	VPSLLD      $0x10, Z20, Z17
-	VPTERNLOGD  $0xf4, Z7, Z24, Z17
-	VMOVDQU32   Z16, (BX)(AX*2)
-	VMOVDQU32   Z17, (SI)(AX*2)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*2)
-	VPMOVZXBW   (R9)(AX*1), Z17
-	VPTESTMW    Z17, Z17, K1
-	VPSLLW      5056(DX), Z17, Z17
-	VPADDW.Z    4864(DX), Z17, K1, Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z7, Z17, Z17
-	VPMOVSXBW   (R8)(AX*1), Z20
-	VPSLLD      $0x13, Z20, Z19
-	VPSLLD      $0x03, Z20, Z20
-	VPANDD      Z3, Z16, Z24
-	VPADDD      Z10, Z24, Z24
-	VPANDD      Z9, Z19, Z18
-	VPADDD      Z24, Z18, Z18
-	VSUBPS      Z24, Z18, Z18
-	VPTERNLOGD  $0xf8, Z5, Z19, Z18
-	VPANDD      Z3, Z17, Z24
-	VPADDD      Z10, Z24, Z24
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z24, Z19, Z19
-	VSUBPS      Z24, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VCVTPH2PS   (DI)(AX*2), Z20
-	VCVTPH2PS   32(DI)(AX*2), Z24
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
-	VPERMI2PS   Z24, Z20, Z25
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
-	VPERMI2PS   Z24, Z20, Z26
-	VMOVDQU32   (SI)(AX*2), Z20
-	VPSRAW      $0x0f, Z20, Z24
-	VPADDW      (BX)(AX*2), Z24, Z24
-	VPSLLD      $0x10, Z24, Z27
-	VPTERNLOGD  $0xf4, Z7, Z20, Z27
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z24, Z7, Z20
-	VMULPS      4096(DX), Z25, Z25
-	VFMADD231PS 4160(DX), Z27, Z25
-	VMULPS      4096(DX), Z26, Z26
-	VFMADD231PS 4160(DX), Z20, Z26
-	VMULPS      Z18, Z11, Z18
-	VFMADD231PS Z12, Z25, Z18
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z26, Z19
-	VMULPS      Z25, Z25, Z25
-	VMULPS      Z26, Z26, Z26
-	VMULPS      Z16, Z16, Z16
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z16, Z13, Z16
-	VFMADD231PS Z14, Z25, Z16
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z26, Z17
-	VMOVUPS     Z18, 128(DX)(R11*4)
-	VMOVUPS     Z19, 192(DX)(R11*4)
-	VSQRTPS     Z16, Z16
-	VSQRTPS     Z17, Z17
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2176(DX)(R12*4), Z4, Z24
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z24, Z24
-	VPANDND     Z3, Z24, Z26
-	VPANDND     128(DX)(R12*4), Z5, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
-	VPADDD      Z26, Z25, Z25
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R12*4), Z4, Z26
-	VPSRLD      5104(DX), Z0, Z28
-	VPADDD      Z28, Z26, Z26
-	VPANDND     Z3, Z26, Z29
-	VPANDND     192(DX)(R12*4), Z5, Z28
-	VFMADD213PS pattern3e000000<>+0(SB), Z29, Z28
-	VMOVDQA32   Z0, Z29
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z29
-	VPADDD      Z29, Z28, Z28
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z24, Z24
-	VPSRLD      5088(DX), Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z7, Z24
-	VPSUBW      4992(DX), Z24, Z24
-	VPSRLD      $0x13, Z25, Z25
-	VPSRLD      $0x03, Z28, Z28
-	VPTERNLOGD  $0xf8, Z28, Z7, Z25
-	VPSRLD      $0x10, 128(DX)(R12*4), Z26
-	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z26
-	VPACKSSWB   Z25, Z22, Z25
-	VPACKSSWB   Z26, Z23, Z26
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z25
-	VMOVUPS     inOrder<>+0(SB), Z22
-	VPACKUSWB   Z24, Z21, Z24
-	VPERMQ      Z24, Z22, Z24
-	VPERMQ      Z25, Z22, Z25
-	MOVQ        5136(DX), R12
-	VMOVDQU32   Z24, -32(R12)(AX*1)
-	MOVQ        5128(DX), R12
-	VMOVDQU32   Z25, -32(R12)(AX*1)
-	VMOVUPS     Z16, 2176(DX)(R11*4)
-	VPMAXUD     Z16, Z2, Z2
-	VPMINUD     Z16, Z1, Z1
-	VMOVUPS     Z17, 2240(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z16
-	VDIVPS      Z16, Z18, Z18
-	VFMADD231PS 4608(DX), Z27, Z27
-	VFMADD231PS 4672(DX), Z18, Z27
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z20, Z20
-	VFMADD231PS 4672(DX), Z19, Z20
-	VPADDD      Z6, Z27, Z16
-	VPADDD      Z6, Z20, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z7, Z16
-	VPSLLD      $0x10, Z20, Z17
-	VPTERNLOGD  $0xf4, Z7, Z27, Z17
-	VMOVDQU32   Z16, (BX)(AX*2)
-	VMOVDQU32   Z17, (SI)(AX*2)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	TESTQ       $0x000000ff, AX
-	JNE         tile2055
-	CMPL        5120(DX), $0x00
-	JEQ         done2060
-	SUBQ        $0x00000100, AX
+kept2498:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R11
+	MOVQ          8(R11), R11
+	CMPQ          AX, R11
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R8)(CX*1)
+	PREFETCHT0    (R9)(CX*1)
+	MOVQ          AX, R11
+	ANDQ          $0x000001ff, R11
+	PREFETCHT0    (BX)(CX*2)
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (DI)(CX*2)
+	VPMOVZXBW     (R9)(AX*1), Z17
+	VPTESTMW      Z17, Z17, K1
+	VPSLLW        5056(DX), Z17, Z17
+	VPADDW.Z      4864(DX), Z17, K1, Z17
+	VPSLLD        $0x10, Z17, Z16
+	VPANDD        Z7, Z17, Z17
+	VPMOVSXBW     (R8)(AX*1), Z20
+	VPSLLD        $0x13, Z20, Z19
+	VPSLLD        $0x03, Z20, Z20
+	VPANDD        Z3, Z16, Z21
+	VPADDD        Z10, Z21, Z21
+	VPANDD        Z9, Z19, Z18
+	VPADDD        Z21, Z18, Z18
+	VSUBPS        Z21, Z18, Z18
+	VPTERNLOGD    $0xf8, Z5, Z19, Z18
+	VPANDD        Z3, Z17, Z21
+	VPADDD        Z10, Z21, Z21
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z21, Z19, Z19
+	VSUBPS        Z21, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VCVTPH2PS     (DI)(AX*2), Z20
+	VCVTPH2PS     32(DI)(AX*2), Z21
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z22
+	VPERMI2PS     Z21, Z20, Z22
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z23
+	VPERMI2PS     Z21, Z20, Z23
+	VMOVDQU32     (SI)(AX*2), Z20
+	VPSRAW        $0x0f, Z20, Z21
+	VPADDW        (BX)(AX*2), Z21, Z21
+	VPSLLD        $0x10, Z21, Z24
+	VPTERNLOGD    $0xf4, Z7, Z20, Z24
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z7, Z20
+	VMULPS        4096(DX), Z22, Z22
+	VFMADD231PS   4160(DX), Z24, Z22
+	VMULPS        4096(DX), Z23, Z23
+	VFMADD231PS   4160(DX), Z20, Z23
+	VMULPS        Z18, Z11, Z18
+	VFMADD231PS   Z12, Z22, Z18
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z23, Z19
+	VMULPS        Z22, Z22, Z22
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z16, Z16, Z16
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z16, Z13, Z16
+	VFMADD231PS   Z14, Z22, Z16
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z23, Z17
+	VMOVUPS       Z18, (DX)(R11*4)
+	VMOVUPS       Z19, 64(DX)(R11*4)
+	VSQRTPS       Z16, Z16
+	VSQRTPS       Z17, Z17
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2048(DX)(R12*4), Z4, Z21
+	VPSRLD        5104(DX), Z0, Z22
+	VPADDD        Z22, Z21, Z21
+	VPANDND       Z3, Z21, Z23
+	VPANDND       (DX)(R12*4), Z5, Z22
+	VFMADD213PS   pattern3e000000<>+0(SB), Z23, Z22
+	VMOVDQA32     Z0, Z23
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z23
+	VPADDD        Z23, Z22, Z22
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R12*4), Z4, Z23
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z23, Z23
+	VPANDND       Z3, Z23, Z26
+	VPANDND       64(DX)(R12*4), Z5, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD        Z26, Z25, Z25
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z21, Z21
+	VPSRLD        5088(DX), Z23, Z23
+	VPTERNLOGD    $0xf8, Z23, Z7, Z21
+	VPSUBW        4992(DX), Z21, Z21
+	VPSRLD        $0x13, Z22, Z22
+	VPSRLD        $0x03, Z25, Z25
+	VPTERNLOGD    $0xf8, Z25, Z7, Z22
+	VPSRLD        $0x10, (DX)(R12*4), Z23
+	VPTERNLOGD    $0xf8, 64(DX)(R12*4), Z7, Z23
+	VMOVUPS       Z16, 2048(DX)(R11*4)
+	VPMAXUD       Z16, Z2, Z2
+	VPMINUD       Z16, Z1, Z1
+	VMOVUPS       Z17, 2112(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z16
+	VDIVPS        Z16, Z18, Z18
+	VFMADD231PS   4608(DX), Z24, Z24
+	VFMADD231PS   4672(DX), Z18, Z24
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z20, Z20
+	VFMADD231PS   4672(DX), Z19, Z20
+	VPADDD        Z6, Z24, Z16
+	VPADDD        Z6, Z20, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z7, Z16
+	VPSLLD        $0x10, Z20, Z17
+	VPTERNLOGD    $0xf4, Z7, Z24, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2499
+	VPSUBW        (BX)(AX*2), Y16, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z16, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-next2059:
+noted2499:
+	VMOVDQU32     Z16, (BX)(AX*2)
+	VMOVDQU32     Z17, (SI)(AX*2)
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (BX)(CX*2)
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (DI)(CX*2)
+	VPMOVZXBW     (R9)(AX*1), Z17
+	VPTESTMW      Z17, Z17, K1
+	VPSLLW        5056(DX), Z17, Z17
+	VPADDW.Z      4864(DX), Z17, K1, Z17
+	VPSLLD        $0x10, Z17, Z16
+	VPANDD        Z7, Z17, Z17
+	VPMOVSXBW     (R8)(AX*1), Z20
+	VPSLLD        $0x13, Z20, Z19
+	VPSLLD        $0x03, Z20, Z20
+	VPANDD        Z3, Z16, Z24
+	VPADDD        Z10, Z24, Z24
+	VPANDD        Z9, Z19, Z18
+	VPADDD        Z24, Z18, Z18
+	VSUBPS        Z24, Z18, Z18
+	VPTERNLOGD    $0xf8, Z5, Z19, Z18
+	VPANDD        Z3, Z17, Z24
+	VPADDD        Z10, Z24, Z24
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z24, Z19, Z19
+	VSUBPS        Z24, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VCVTPH2PS     (DI)(AX*2), Z20
+	VCVTPH2PS     32(DI)(AX*2), Z24
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS     Z24, Z20, Z25
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS     Z24, Z20, Z26
+	VMOVDQU32     (SI)(AX*2), Z20
+	VPSRAW        $0x0f, Z20, Z24
+	VPADDW        (BX)(AX*2), Z24, Z24
+	VPSLLD        $0x10, Z24, Z27
+	VPTERNLOGD    $0xf4, Z7, Z20, Z27
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z24, Z7, Z20
+	VMULPS        4096(DX), Z25, Z25
+	VFMADD231PS   4160(DX), Z27, Z25
+	VMULPS        4096(DX), Z26, Z26
+	VFMADD231PS   4160(DX), Z20, Z26
+	VMULPS        Z18, Z11, Z18
+	VFMADD231PS   Z12, Z25, Z18
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z26, Z19
+	VMULPS        Z25, Z25, Z25
+	VMULPS        Z26, Z26, Z26
+	VMULPS        Z16, Z16, Z16
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z16, Z13, Z16
+	VFMADD231PS   Z14, Z25, Z16
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z26, Z17
+	VMOVUPS       Z18, 128(DX)(R11*4)
+	VMOVUPS       Z19, 192(DX)(R11*4)
+	VSQRTPS       Z16, Z16
+	VSQRTPS       Z17, Z17
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2176(DX)(R12*4), Z4, Z24
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z24, Z24
+	VPANDND       Z3, Z24, Z26
+	VPANDND       128(DX)(R12*4), Z5, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD        Z26, Z25, Z25
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R12*4), Z4, Z26
+	VPSRLD        5104(DX), Z0, Z28
+	VPADDD        Z28, Z26, Z26
+	VPANDND       Z3, Z26, Z29
+	VPANDND       192(DX)(R12*4), Z5, Z28
+	VFMADD213PS   pattern3e000000<>+0(SB), Z29, Z28
+	VMOVDQA32     Z0, Z29
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z29
+	VPADDD        Z29, Z28, Z28
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z24, Z24
+	VPSRLD        5088(DX), Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z7, Z24
+	VPSUBW        4992(DX), Z24, Z24
+	VPSRLD        $0x13, Z25, Z25
+	VPSRLD        $0x03, Z28, Z28
+	VPTERNLOGD    $0xf8, Z28, Z7, Z25
+	VPSRLD        $0x10, 128(DX)(R12*4), Z26
+	VPTERNLOGD    $0xf8, 192(DX)(R12*4), Z7, Z26
+	VPACKSSWB     Z25, Z22, Z25
+	VPACKSSWB     Z26, Z23, Z26
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z26, Z25
+	VMOVUPS       inOrder<>+0(SB), Z22
+	VPACKUSWB     Z24, Z21, Z24
+	VPERMQ        Z24, Z22, Z24
+	VPERMQ        Z25, Z22, Z25
+	MOVQ          5136(DX), R12
+	VMOVDQU32     Z24, -32(R12)(AX*1)
+	MOVQ          5128(DX), R12
+	VMOVDQU32     Z25, -32(R12)(AX*1)
+	VMOVUPS       Z16, 2176(DX)(R11*4)
+	VPMAXUD       Z16, Z2, Z2
+	VPMINUD       Z16, Z1, Z1
+	VMOVUPS       Z17, 2240(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z16
+	VDIVPS        Z16, Z18, Z18
+	VFMADD231PS   4608(DX), Z27, Z27
+	VFMADD231PS   4672(DX), Z18, Z27
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z20, Z20
+	VFMADD231PS   4672(DX), Z19, Z20
+	VPADDD        Z6, Z27, Z16
+	VPADDD        Z6, Z20, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z7, Z16
+	VPSLLD        $0x10, Z20, Z17
+	VPTERNLOGD    $0xf4, Z7, Z27, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2500
+	VPSUBW        (BX)(AX*2), Y16, Y18
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z16, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+
+noted2500:
+	VMOVDQU32 Z16, (BX)(AX*2)
+	VMOVDQU32 Z17, (SI)(AX*2)
+	ADDQ      $0x20, AX
+	ADDQ      $0x20, CX
+	TESTQ     $0x000000ff, AX
+	JNE       tile2495
+	CMPL      5120(DX), $0x00
+	JEQ       done2502
+	SUBQ      $0x00000100, AX
+
+next2501:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6133,9 +8251,9 @@ next2059:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2059
+	JNE        next2501
 
-done2060:
+done2502:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -6160,11 +8278,11 @@ done2060:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2061
+	JEQ           unusual2503
 	CMPL          R13, $0x5f000000
-	JBE           usual2062
+	JBE           usual2504
 
-unusual2061:
+unusual2503:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -6173,7 +8291,7 @@ unusual2061:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2063:
+next2505:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -6182,7 +8300,7 @@ next2063:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2063
+	JB            next2505
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -6204,7 +8322,7 @@ next2063:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2062:
+usual2504:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -6314,13 +8432,13 @@ usual2062:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2054
-	JMP          done2043
+	JB           block2494
+	JMP          done2481
 
-fp322042:
-block2064:
+fp322480:
+block2506:
 	TESTQ   R10, R10
-	JEQ     kept2067
+	JEQ     kept2509
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -6329,7 +8447,7 @@ block2064:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept2067:
+kept2509:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -6349,9 +8467,9 @@ kept2067:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2065:
+tile2507:
 	TESTQ     R10, R10
-	JEQ       kept2068
+	JEQ       kept2510
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -6369,260 +8487,362 @@ tile2065:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2068:
-	LEAQ        192(AX), CX
-	MOVQ        a+0(FP), R11
-	MOVQ        8(R11), R11
-	CMPQ        AX, R11
-	CMOVQCC     AX, CX
-	PREFETCHT0  (R8)(CX*1)
-	PREFETCHT0  (R9)(CX*1)
-	MOVQ        AX, R11
-	ANDQ        $0x000001ff, R11
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*4)
-	PREFETCHT0  64(DI)(CX*4)
-	VPMOVZXBW   (R9)(AX*1), Z17
-	VPTESTMW    Z17, Z17, K1
-	VPSLLW      5056(DX), Z17, Z17
-	VPADDW.Z    4864(DX), Z17, K1, Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z7, Z17, Z17
-	VPMOVSXBW   (R8)(AX*1), Z20
-	VPSLLD      $0x13, Z20, Z19
-	VPSLLD      $0x03, Z20, Z20
-	VPANDD      Z3, Z16, Z21
-	VPADDD      Z10, Z21, Z21
-	VPANDD      Z9, Z19, Z18
-	VPADDD      Z21, Z18, Z18
-	VSUBPS      Z21, Z18, Z18
-	VPTERNLOGD  $0xf8, Z5, Z19, Z18
-	VPANDD      Z3, Z17, Z21
-	VPADDD      Z10, Z21, Z21
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z21, Z19, Z19
-	VSUBPS      Z21, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VMOVUPS     (DI)(AX*4), Z20
-	VMOVUPS     64(DI)(AX*4), Z21
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z22
-	VPERMI2PS   Z21, Z20, Z22
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z23
-	VPERMI2PS   Z21, Z20, Z23
-	VMOVDQU32   (SI)(AX*2), Z20
-	VPSRAW      $0x0f, Z20, Z21
-	VPADDW      (BX)(AX*2), Z21, Z21
-	VPSLLD      $0x10, Z21, Z24
-	VPTERNLOGD  $0xf4, Z7, Z20, Z24
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z7, Z20
-	VMULPS      4096(DX), Z22, Z22
-	VFMADD231PS 4160(DX), Z24, Z22
-	VMULPS      4096(DX), Z23, Z23
-	VFMADD231PS 4160(DX), Z20, Z23
-	VMULPS      Z18, Z11, Z18
-	VFMADD231PS Z12, Z22, Z18
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z23, Z19
-	VMULPS      Z22, Z22, Z22
-	VMULPS      Z23, Z23, Z23
-	VMULPS      Z16, Z16, Z16
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z16, Z13, Z16
-	VFMADD231PS Z14, Z22, Z16
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z23, Z17
-	VMOVUPS     Z18, (DX)(R11*4)
-	VMOVUPS     Z19, 64(DX)(R11*4)
-	VSQRTPS     Z16, Z16
-	VSQRTPS     Z17, Z17
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2048(DX)(R12*4), Z4, Z21
-	VPSRLD      5104(DX), Z0, Z22
-	VPADDD      Z22, Z21, Z21
-	VPANDND     Z3, Z21, Z23
-	VPANDND     (DX)(R12*4), Z5, Z22
-	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z22
-	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z23
-	VPADDD      Z23, Z22, Z22
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2112(DX)(R12*4), Z4, Z23
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z23, Z23
-	VPANDND     Z3, Z23, Z26
-	VPANDND     64(DX)(R12*4), Z5, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
-	VPADDD      Z26, Z25, Z25
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z21, Z21
-	VPSRLD      5088(DX), Z23, Z23
-	VPTERNLOGD  $0xf8, Z23, Z7, Z21
-	VPSUBW      4992(DX), Z21, Z21
-	VPSRLD      $0x13, Z22, Z22
-	VPSRLD      $0x03, Z25, Z25
-	VPTERNLOGD  $0xf8, Z25, Z7, Z22
-	VPSRLD      $0x10, (DX)(R12*4), Z23
-	VPTERNLOGD  $0xf8, 64(DX)(R12*4), Z7, Z23
-	VMOVUPS     Z16, 2048(DX)(R11*4)
-	VPMAXUD     Z16, Z2, Z2
-	VPMINUD     Z16, Z1, Z1
-	VMOVUPS     Z17, 2112(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z16
-	VDIVPS      Z16, Z18, Z18
-	VFMADD231PS 4608(DX), Z24, Z24
-	VFMADD231PS 4672(DX), Z18, Z24
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z20, Z20
-	VFMADD231PS 4672(DX), Z19, Z20
-	VPADDD      Z6, Z24, Z16
-	VPADDD      Z6, Z20, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z7, Z16
-	VPSLLD      $0x10, Z20, Z17
-	VPTERNLOGD  $0xf4, Z7, Z24, Z17
-	VMOVDQU32   Z16, (BX)(AX*2)
-	VMOVDQU32   Z17, (SI)(AX*2)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	PREFETCHT0  (BX)(CX*2)
-	PREFETCHT0  (SI)(CX*2)
-	PREFETCHT0  (DI)(CX*4)
-	PREFETCHT0  64(DI)(CX*4)
-	VPMOVZXBW   (R9)(AX*1), Z17
-	VPTESTMW    Z17, Z17, K1
-	VPSLLW      5056(DX), Z17, Z17
-	VPADDW.Z    4864(DX), Z17, K1, Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z7, Z17, Z17
-	VPMOVSXBW   (R8)(AX*1), Z20
-	VPSLLD      $0x13, Z20, Z19
-	VPSLLD      $0x03, Z20, Z20
-	VPANDD      Z3, Z16, Z24
-	VPADDD      Z10, Z24, Z24
-	VPANDD      Z9, Z19, Z18
-	VPADDD      Z24, Z18, Z18
-	VSUBPS      Z24, Z18, Z18
-	VPTERNLOGD  $0xf8, Z5, Z19, Z18
-	VPANDD      Z3, Z17, Z24
-	VPADDD      Z10, Z24, Z24
-	VPANDD      Z9, Z20, Z19
-	VPADDD      Z24, Z19, Z19
-	VSUBPS      Z24, Z19, Z19
-	VPTERNLOGD  $0xf8, Z5, Z20, Z19
-	VMOVUPS     (DI)(AX*4), Z20
-	VMOVUPS     64(DI)(AX*4), Z24
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
-	VPERMI2PS   Z24, Z20, Z25
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
-	VPERMI2PS   Z24, Z20, Z26
-	VMOVDQU32   (SI)(AX*2), Z20
-	VPSRAW      $0x0f, Z20, Z24
-	VPADDW      (BX)(AX*2), Z24, Z24
-	VPSLLD      $0x10, Z24, Z27
-	VPTERNLOGD  $0xf4, Z7, Z20, Z27
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z24, Z7, Z20
-	VMULPS      4096(DX), Z25, Z25
-	VFMADD231PS 4160(DX), Z27, Z25
-	VMULPS      4096(DX), Z26, Z26
-	VFMADD231PS 4160(DX), Z20, Z26
-	VMULPS      Z18, Z11, Z18
-	VFMADD231PS Z12, Z25, Z18
-	VMULPS      Z19, Z11, Z19
-	VFMADD231PS Z12, Z26, Z19
-	VMULPS      Z25, Z25, Z25
-	VMULPS      Z26, Z26, Z26
-	VMULPS      Z16, Z16, Z16
-	VMULPS      Z17, Z17, Z17
-	VMULPS      Z16, Z13, Z16
-	VFMADD231PS Z14, Z25, Z16
-	VMULPS      Z17, Z13, Z17
-	VFMADD231PS Z14, Z26, Z17
-	VMOVUPS     Z18, 128(DX)(R11*4)
-	VMOVUPS     Z19, 192(DX)(R11*4)
-	VSQRTPS     Z16, Z16
-	VSQRTPS     Z17, Z17
-	MOVQ        R11, R12
-	XORQ        $0x00000100, R12
-	VPMAXSD     2176(DX)(R12*4), Z4, Z24
-	VPSRLD      5104(DX), Z0, Z25
-	VPADDD      Z25, Z24, Z24
-	VPANDND     Z3, Z24, Z26
-	VPANDND     128(DX)(R12*4), Z5, Z25
-	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
-	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
-	VPADDD      Z26, Z25, Z25
-	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
-	VPMAXSD     2240(DX)(R12*4), Z4, Z26
-	VPSRLD      5104(DX), Z0, Z28
-	VPADDD      Z28, Z26, Z26
-	VPANDND     Z3, Z26, Z29
-	VPANDND     192(DX)(R12*4), Z5, Z28
-	VFMADD213PS pattern3e000000<>+0(SB), Z29, Z28
-	VMOVDQA32   Z0, Z29
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z29
-	VPADDD      Z29, Z28, Z28
-	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z24, Z24
-	VPSRLD      5088(DX), Z26, Z26
-	VPTERNLOGD  $0xf8, Z26, Z7, Z24
-	VPSUBW      4992(DX), Z24, Z24
-	VPSRLD      $0x13, Z25, Z25
-	VPSRLD      $0x03, Z28, Z28
-	VPTERNLOGD  $0xf8, Z28, Z7, Z25
-	VPSRLD      $0x10, 128(DX)(R12*4), Z26
-	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z26
-	VPACKSSWB   Z25, Z22, Z25
-	VPACKSSWB   Z26, Z23, Z26
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z25
-	VMOVUPS     inOrder<>+0(SB), Z22
-	VPACKUSWB   Z24, Z21, Z24
-	VPERMQ      Z24, Z22, Z24
-	VPERMQ      Z25, Z22, Z25
-	MOVQ        5136(DX), R12
-	VMOVDQU32   Z24, -32(R12)(AX*1)
-	MOVQ        5128(DX), R12
-	VMOVDQU32   Z25, -32(R12)(AX*1)
-	VMOVUPS     Z16, 2176(DX)(R11*4)
-	VPMAXUD     Z16, Z2, Z2
-	VPMINUD     Z16, Z1, Z1
-	VMOVUPS     Z17, 2240(DX)(R11*4)
-	VPMAXUD     Z17, Z2, Z2
-	VPMINUD     Z17, Z1, Z1
-	VFMADD213PS 4544(DX), Z15, Z16
-	VDIVPS      Z16, Z18, Z18
-	VFMADD231PS 4608(DX), Z27, Z27
-	VFMADD231PS 4672(DX), Z18, Z27
-	VFMADD213PS 4544(DX), Z15, Z17
-	VDIVPS      Z17, Z19, Z19
-	VFMADD231PS 4608(DX), Z20, Z20
-	VFMADD231PS 4672(DX), Z19, Z20
-	VPADDD      Z6, Z27, Z16
-	VPADDD      Z6, Z20, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z7, Z16
-	VPSLLD      $0x10, Z20, Z17
-	VPTERNLOGD  $0xf4, Z7, Z27, Z17
-	VMOVDQU32   Z16, (BX)(AX*2)
-	VMOVDQU32   Z17, (SI)(AX*2)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	TESTQ       $0x000000ff, AX
-	JNE         tile2065
-	CMPL        5120(DX), $0x00
-	JEQ         done2070
-	SUBQ        $0x00000100, AX
+kept2510:
+	LEAQ          192(AX), CX
+	MOVQ          a+0(FP), R11
+	MOVQ          8(R11), R11
+	CMPQ          AX, R11
+	CMOVQCC       AX, CX
+	PREFETCHT0    (R8)(CX*1)
+	PREFETCHT0    (R9)(CX*1)
+	MOVQ          AX, R11
+	ANDQ          $0x000001ff, R11
+	PREFETCHT0    (BX)(CX*2)
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (DI)(CX*4)
+	PREFETCHT0    64(DI)(CX*4)
+	VPMOVZXBW     (R9)(AX*1), Z17
+	VPTESTMW      Z17, Z17, K1
+	VPSLLW        5056(DX), Z17, Z17
+	VPADDW.Z      4864(DX), Z17, K1, Z17
+	VPSLLD        $0x10, Z17, Z16
+	VPANDD        Z7, Z17, Z17
+	VPMOVSXBW     (R8)(AX*1), Z20
+	VPSLLD        $0x13, Z20, Z19
+	VPSLLD        $0x03, Z20, Z20
+	VPANDD        Z3, Z16, Z21
+	VPADDD        Z10, Z21, Z21
+	VPANDD        Z9, Z19, Z18
+	VPADDD        Z21, Z18, Z18
+	VSUBPS        Z21, Z18, Z18
+	VPTERNLOGD    $0xf8, Z5, Z19, Z18
+	VPANDD        Z3, Z17, Z21
+	VPADDD        Z10, Z21, Z21
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z21, Z19, Z19
+	VSUBPS        Z21, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VMOVUPS       (DI)(AX*4), Z20
+	VMOVUPS       64(DI)(AX*4), Z21
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z22
+	VPERMI2PS     Z21, Z20, Z22
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z23
+	VPERMI2PS     Z21, Z20, Z23
+	VMOVDQU32     (SI)(AX*2), Z20
+	VPSRAW        $0x0f, Z20, Z21
+	VPADDW        (BX)(AX*2), Z21, Z21
+	VPSLLD        $0x10, Z21, Z24
+	VPTERNLOGD    $0xf4, Z7, Z20, Z24
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z21, Z7, Z20
+	VMULPS        4096(DX), Z22, Z22
+	VFMADD231PS   4160(DX), Z24, Z22
+	VMULPS        4096(DX), Z23, Z23
+	VFMADD231PS   4160(DX), Z20, Z23
+	VMULPS        Z18, Z11, Z18
+	VFMADD231PS   Z12, Z22, Z18
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z23, Z19
+	VMULPS        Z22, Z22, Z22
+	VMULPS        Z23, Z23, Z23
+	VMULPS        Z16, Z16, Z16
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z16, Z13, Z16
+	VFMADD231PS   Z14, Z22, Z16
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z23, Z17
+	VMOVUPS       Z18, (DX)(R11*4)
+	VMOVUPS       Z19, 64(DX)(R11*4)
+	VSQRTPS       Z16, Z16
+	VSQRTPS       Z17, Z17
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2048(DX)(R12*4), Z4, Z21
+	VPSRLD        5104(DX), Z0, Z22
+	VPADDD        Z22, Z21, Z21
+	VPANDND       Z3, Z21, Z23
+	VPANDND       (DX)(R12*4), Z5, Z22
+	VFMADD213PS   pattern3e000000<>+0(SB), Z23, Z22
+	VMOVDQA32     Z0, Z23
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z23
+	VPADDD        Z23, Z22, Z22
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2112(DX)(R12*4), Z4, Z23
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z23, Z23
+	VPANDND       Z3, Z23, Z26
+	VPANDND       64(DX)(R12*4), Z5, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD        Z26, Z25, Z25
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z21, Z21
+	VPSRLD        5088(DX), Z23, Z23
+	VPTERNLOGD    $0xf8, Z23, Z7, Z21
+	VPSUBW        4992(DX), Z21, Z21
+	VPSRLD        $0x13, Z22, Z22
+	VPSRLD        $0x03, Z25, Z25
+	VPTERNLOGD    $0xf8, Z25, Z7, Z22
+	VPSRLD        $0x10, (DX)(R12*4), Z23
+	VPTERNLOGD    $0xf8, 64(DX)(R12*4), Z7, Z23
+	VMOVUPS       Z16, 2048(DX)(R11*4)
+	VPMAXUD       Z16, Z2, Z2
+	VPMINUD       Z16, Z1, Z1
+	VMOVUPS       Z17, 2112(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z16
+	VDIVPS        Z16, Z18, Z18
+	VFMADD231PS   4608(DX), Z24, Z24
+	VFMADD231PS   4672(DX), Z18, Z24
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z20, Z20
+	VFMADD231PS   4672(DX), Z19, Z20
+	VPADDD        Z6, Z24, Z16
+	VPADDD        Z6, Z20, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z7, Z16
+	VPSLLD        $0x10, Z20, Z17
+	VPTERNLOGD    $0xf4, Z7, Z24, Z17
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	TESTQ         R12, R12
+	JEQ           noted2511
+	VPSUBW        (BX)(AX*2), Y16, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
+	VEXTRACTI64X4 $0x01, Z16, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R12
+	SHRQ          $0x02, R12
+	MOVQ          a+0(FP), R13
+	MOVQ          144(R13), R13
+	ADDQ          R13, R12
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R12)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R12)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R12
+	MOVQ          152(R12), R13
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R13)
+	SETNE         R13
+	MOVBLZX       R13, R13
+	SHLQ          $0x05, R13
+	ADDQ          R13, 152(R12)
 
-next2069:
+noted2511:
+	VMOVDQU32     Z16, (BX)(AX*2)
+	VMOVDQU32     Z17, (SI)(AX*2)
+	ADDQ          $0x20, AX
+	ADDQ          $0x20, CX
+	PREFETCHT0    (BX)(CX*2)
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (DI)(CX*4)
+	PREFETCHT0    64(DI)(CX*4)
+	VPMOVZXBW     (R9)(AX*1), Z17
+	VPTESTMW      Z17, Z17, K1
+	VPSLLW        5056(DX), Z17, Z17
+	VPADDW.Z      4864(DX), Z17, K1, Z17
+	VPSLLD        $0x10, Z17, Z16
+	VPANDD        Z7, Z17, Z17
+	VPMOVSXBW     (R8)(AX*1), Z20
+	VPSLLD        $0x13, Z20, Z19
+	VPSLLD        $0x03, Z20, Z20
+	VPANDD        Z3, Z16, Z24
+	VPADDD        Z10, Z24, Z24
+	VPANDD        Z9, Z19, Z18
+	VPADDD        Z24, Z18, Z18
+	VSUBPS        Z24, Z18, Z18
+	VPTERNLOGD    $0xf8, Z5, Z19, Z18
+	VPANDD        Z3, Z17, Z24
+	VPADDD        Z10, Z24, Z24
+	VPANDD        Z9, Z20, Z19
+	VPADDD        Z24, Z19, Z19
+	VSUBPS        Z24, Z19, Z19
+	VPTERNLOGD    $0xf8, Z5, Z20, Z19
+	VMOVUPS       (DI)(AX*4), Z20
+	VMOVUPS       64(DI)(AX*4), Z24
+	VMOVDQU32     pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS     Z24, Z20, Z25
+	VMOVDQU32     pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS     Z24, Z20, Z26
+	VMOVDQU32     (SI)(AX*2), Z20
+	VPSRAW        $0x0f, Z20, Z24
+	VPADDW        (BX)(AX*2), Z24, Z24
+	VPSLLD        $0x10, Z24, Z27
+	VPTERNLOGD    $0xf4, Z7, Z20, Z27
+	VPSRLD        $0x10, Z20, Z20
+	VPTERNLOGD    $0xf8, Z24, Z7, Z20
+	VMULPS        4096(DX), Z25, Z25
+	VFMADD231PS   4160(DX), Z27, Z25
+	VMULPS        4096(DX), Z26, Z26
+	VFMADD231PS   4160(DX), Z20, Z26
+	VMULPS        Z18, Z11, Z18
+	VFMADD231PS   Z12, Z25, Z18
+	VMULPS        Z19, Z11, Z19
+	VFMADD231PS   Z12, Z26, Z19
+	VMULPS        Z25, Z25, Z25
+	VMULPS        Z26, Z26, Z26
+	VMULPS        Z16, Z16, Z16
+	VMULPS        Z17, Z17, Z17
+	VMULPS        Z16, Z13, Z16
+	VFMADD231PS   Z14, Z25, Z16
+	VMULPS        Z17, Z13, Z17
+	VFMADD231PS   Z14, Z26, Z17
+	VMOVUPS       Z18, 128(DX)(R11*4)
+	VMOVUPS       Z19, 192(DX)(R11*4)
+	VSQRTPS       Z16, Z16
+	VSQRTPS       Z17, Z17
+	MOVQ          R11, R12
+	XORQ          $0x00000100, R12
+	VPMAXSD       2176(DX)(R12*4), Z4, Z24
+	VPSRLD        5104(DX), Z0, Z25
+	VPADDD        Z25, Z24, Z24
+	VPANDND       Z3, Z24, Z26
+	VPANDND       128(DX)(R12*4), Z5, Z25
+	VFMADD213PS   pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32     Z0, Z26
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD        Z26, Z25, Z25
+	VPADDD        pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD       2240(DX)(R12*4), Z4, Z26
+	VPSRLD        5104(DX), Z0, Z28
+	VPADDD        Z28, Z26, Z26
+	VPANDND       Z3, Z26, Z29
+	VPANDND       192(DX)(R12*4), Z5, Z28
+	VFMADD213PS   pattern3e000000<>+0(SB), Z29, Z28
+	VMOVDQA32     Z0, Z29
+	VPTERNLOGD    $0xea, patternc2000000<>+0(SB), Z8, Z29
+	VPADDD        Z29, Z28, Z28
+	VPADDD        pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD        5072(DX), Z24, Z24
+	VPSRLD        5088(DX), Z26, Z26
+	VPTERNLOGD    $0xf8, Z26, Z7, Z24
+	VPSUBW        4992(DX), Z24, Z24
+	VPSRLD        $0x13, Z25, Z25
+	VPSRLD        $0x03, Z28, Z28
+	VPTERNLOGD    $0xf8, Z28, Z7, Z25
+	VPSRLD        $0x10, 128(DX)(R12*4), Z26
+	VPTERNLOGD    $0xf8, 192(DX)(R12*4), Z7, Z26
+	VPACKSSWB     Z25, Z22, Z25
+	VPACKSSWB     Z26, Z23, Z26
+	VPTERNLOGD    $0xf8, pattern80808080<>+0(SB), Z26, Z25
+	VMOVUPS       inOrder<>+0(SB), Z22
+	VPACKUSWB     Z24, Z21, Z24
+	VPERMQ        Z24, Z22, Z24
+	VPERMQ        Z25, Z22, Z25
+	MOVQ          5136(DX), R12
+	VMOVDQU32     Z24, -32(R12)(AX*1)
+	MOVQ          5128(DX), R12
+	VMOVDQU32     Z25, -32(R12)(AX*1)
+	VMOVUPS       Z16, 2176(DX)(R11*4)
+	VPMAXUD       Z16, Z2, Z2
+	VPMINUD       Z16, Z1, Z1
+	VMOVUPS       Z17, 2240(DX)(R11*4)
+	VPMAXUD       Z17, Z2, Z2
+	VPMINUD       Z17, Z1, Z1
+	VFMADD213PS   4544(DX), Z15, Z16
+	VDIVPS        Z16, Z18, Z18
+	VFMADD231PS   4608(DX), Z27, Z27
+	VFMADD231PS   4672(DX), Z18, Z27
+	VFMADD213PS   4544(DX), Z15, Z17
+	VDIVPS        Z17, Z19, Z19
+	VFMADD231PS   4608(DX), Z20, Z20
+	VFMADD231PS   4672(DX), Z19, Z20
+	VPADDD        Z6, Z27, Z16
+	VPADDD        Z6, Z20, Z17
+	VPSRLD        $0x10, Z16, Z16
+	VPTERNLOGD    $0xf8, Z17, Z7, Z16
+	VPSLLD        $0x10, Z20, Z17
+	VPTERNLOGD    $0xf4, Z7, Z27, Z17
+	MOVQ          a+0(FP), R11
+	MOVQ          144(R11), R11
+	TESTQ         R11, R11
+	JEQ           noted2512
+	VPSUBW        (BX)(AX*2), Y16, Y18
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 2(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, (R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     (BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+	VEXTRACTI64X4 $0x01, Z16, Y18
+	VPSUBW        32(BX)(AX*2), Y18, Y18
+	MOVQ          AX, R11
+	SHRQ          $0x02, R11
+	MOVQ          a+0(FP), R12
+	MOVQ          144(R12), R12
+	ADDQ          R12, R11
+	VPMOVW2M      Y18, K1
+	VPABSW        Y18, Y18
+	VPCMPUW       $0x06, pattern00010001<>+0(SB), Y18, K2
+	KORW          K2, K1, K1
+	KMOVW         K1, 6(R11)
+	VPCMPEQW      pattern00010001<>+0(SB), Y18, K1
+	KMOVW         K1, 4(R11)
+	KORTESTW      K2, K2
+	MOVQ          a+0(FP), R11
+	MOVQ          152(R11), R12
+	VMOVDQU16     32(BX)(AX*2), Y18
+	VMOVDQU16     Y18, (R12)
+	SETNE         R12
+	MOVBLZX       R12, R12
+	SHLQ          $0x05, R12
+	ADDQ          R12, 152(R11)
+
+noted2512:
+	VMOVDQU32 Z16, (BX)(AX*2)
+	VMOVDQU32 Z17, (SI)(AX*2)
+	ADDQ      $0x20, AX
+	ADDQ      $0x20, CX
+	TESTQ     $0x000000ff, AX
+	JNE       tile2507
+	CMPL      5120(DX), $0x00
+	JEQ       done2514
+	SUBQ      $0x00000100, AX
+
+next2513:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6641,9 +8861,9 @@ next2069:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2069
+	JNE        next2513
 
-done2070:
+done2514:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -6668,11 +8888,11 @@ done2070:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2071
+	JEQ           unusual2515
 	CMPL          R13, $0x5f000000
-	JBE           usual2072
+	JBE           usual2516
 
-unusual2071:
+unusual2515:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -6681,7 +8901,7 @@ unusual2071:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2073:
+next2517:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -6690,7 +8910,7 @@ next2073:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2073
+	JB            next2517
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -6712,7 +8932,7 @@ next2073:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2072:
+usual2516:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -6822,10 +9042,10 @@ usual2072:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2064
+	JB           block2506
 
-done2043:
-tile2074:
+done2481:
+tile2518:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -6903,12 +9123,12 @@ tile2074:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile2074
+	JNE         tile2518
 	CMPL        5120(DX), $0x00
-	JEQ         done2076
+	JEQ         done2520
 	SUBQ        $0x00000100, AX
 
-next2075:
+next2519:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6927,9 +9147,9 @@ next2075:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2075
+	JNE        next2519
 
-done2076:
+done2520:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -6958,15 +9178,15 @@ TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp162078
-	JA     fp322079
+	JE     fp162522
+	JA     fp322523
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R11
 	MOVQ   16(R11), R11
 	ADDQ   DX, R11
-	JMP    check2082
+	JMP    check2526
 
-next2081:
+next2525:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -6982,33 +9202,33 @@ next2081:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2083
+	JNE        within2527
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2083:
+within2527:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2082:
+check2526:
 	CMPQ DX, R10
-	JB   next2081
+	JB   next2525
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2081
-	JMP  done2080
+	JB   next2525
+	JMP  done2524
 
-fp162078:
+fp162522:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check2085
+	JMP  check2529
 
-next2084:
+next2528:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -7024,33 +9244,33 @@ next2084:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2086
+	JNE        within2530
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2086:
+within2530:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2085:
+check2529:
 	CMPQ DX, R10
-	JB   next2084
+	JB   next2528
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2084
-	JMP  done2080
+	JB   next2528
+	JMP  done2524
 
-fp322079:
+fp322523:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check2088
+	JMP  check2532
 
-next2087:
+next2531:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -7066,24 +9286,24 @@ next2087:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2089
+	JNE        within2533
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2089:
+within2533:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2088:
+check2532:
 	CMPQ DX, R10
-	JB   next2087
+	JB   next2531
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2087
+	JB   next2531
 
-done2080:
+done2524:
 	VZEROUPPER
 	RET

@@ -4,6 +4,42 @@
 
 #include "textflag.h"
 
+DATA pattern00010001<>+0(SB)/4, $0x00010001
+DATA pattern00010001<>+4(SB)/4, $0x00010001
+DATA pattern00010001<>+8(SB)/4, $0x00010001
+DATA pattern00010001<>+12(SB)/4, $0x00010001
+DATA pattern00010001<>+16(SB)/4, $0x00010001
+DATA pattern00010001<>+20(SB)/4, $0x00010001
+DATA pattern00010001<>+24(SB)/4, $0x00010001
+DATA pattern00010001<>+28(SB)/4, $0x00010001
+DATA pattern00010001<>+32(SB)/4, $0x00010001
+DATA pattern00010001<>+36(SB)/4, $0x00010001
+DATA pattern00010001<>+40(SB)/4, $0x00010001
+DATA pattern00010001<>+44(SB)/4, $0x00010001
+DATA pattern00010001<>+48(SB)/4, $0x00010001
+DATA pattern00010001<>+52(SB)/4, $0x00010001
+DATA pattern00010001<>+56(SB)/4, $0x00010001
+DATA pattern00010001<>+60(SB)/4, $0x00010001
+GLOBL pattern00010001<>(SB), RODATA|NOPTR, $64
+
+DATA patternffffffff<>+0(SB)/4, $0xffffffff
+DATA patternffffffff<>+4(SB)/4, $0xffffffff
+DATA patternffffffff<>+8(SB)/4, $0xffffffff
+DATA patternffffffff<>+12(SB)/4, $0xffffffff
+DATA patternffffffff<>+16(SB)/4, $0xffffffff
+DATA patternffffffff<>+20(SB)/4, $0xffffffff
+DATA patternffffffff<>+24(SB)/4, $0xffffffff
+DATA patternffffffff<>+28(SB)/4, $0xffffffff
+DATA patternffffffff<>+32(SB)/4, $0xffffffff
+DATA patternffffffff<>+36(SB)/4, $0xffffffff
+DATA patternffffffff<>+40(SB)/4, $0xffffffff
+DATA patternffffffff<>+44(SB)/4, $0xffffffff
+DATA patternffffffff<>+48(SB)/4, $0xffffffff
+DATA patternffffffff<>+52(SB)/4, $0xffffffff
+DATA patternffffffff<>+56(SB)/4, $0xffffffff
+DATA patternffffffff<>+60(SB)/4, $0xffffffff
+GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
+
 DATA pattern80000000<>+0(SB)/4, $0x80000000
 DATA pattern80000000<>+4(SB)/4, $0x80000000
 DATA pattern80000000<>+8(SB)/4, $0x80000000
@@ -93,24 +129,6 @@ DATA pattern5f000000<>+52(SB)/4, $0x5f000000
 DATA pattern5f000000<>+56(SB)/4, $0x5f000000
 DATA pattern5f000000<>+60(SB)/4, $0x5f000000
 GLOBL pattern5f000000<>(SB), RODATA|NOPTR, $64
-
-DATA patternffffffff<>+0(SB)/4, $0xffffffff
-DATA patternffffffff<>+4(SB)/4, $0xffffffff
-DATA patternffffffff<>+8(SB)/4, $0xffffffff
-DATA patternffffffff<>+12(SB)/4, $0xffffffff
-DATA patternffffffff<>+16(SB)/4, $0xffffffff
-DATA patternffffffff<>+20(SB)/4, $0xffffffff
-DATA patternffffffff<>+24(SB)/4, $0xffffffff
-DATA patternffffffff<>+28(SB)/4, $0xffffffff
-DATA patternffffffff<>+32(SB)/4, $0xffffffff
-DATA patternffffffff<>+36(SB)/4, $0xffffffff
-DATA patternffffffff<>+40(SB)/4, $0xffffffff
-DATA patternffffffff<>+44(SB)/4, $0xffffffff
-DATA patternffffffff<>+48(SB)/4, $0xffffffff
-DATA patternffffffff<>+52(SB)/4, $0xffffffff
-DATA patternffffffff<>+56(SB)/4, $0xffffffff
-DATA patternffffffff<>+60(SB)/4, $0xffffffff
-GLOBL patternffffffff<>(SB), RODATA|NOPTR, $64
 
 DATA pattern3e000000<>+0(SB)/4, $0x3e000000
 DATA pattern3e000000<>+4(SB)/4, $0x3e000000
@@ -539,12 +557,12 @@ TEXT ·adamSplitINT8AVX512BF16(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      24(AX), AX
 	CMPQ      CX, $0x01
-	JE        fp163354
-	JA        fp323355
+	JE        fp164014
+	JA        fp324015
 
-block3357:
+block4017:
 	TESTQ   R10, R10
-	JEQ     kept3360
+	JEQ     kept4020
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -553,7 +571,7 @@ block3357:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept3360:
+kept4020:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -573,9 +591,9 @@ kept3360:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile3358:
+tile4018:
 	TESTQ     R10, R10
-	JEQ       kept3361
+	JEQ       kept4021
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -593,7 +611,7 @@ tile3358:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept3361:
+kept4021:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -704,6 +722,57 @@ kept3361:
 	VPTERNLOGD     $0xf8, Z17, Z7, Z16
 	VPSLLD         $0x10, Z22, Z17
 	VPTERNLOGD     $0xf4, Z7, Z24, Z17
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted4022
+	VPSUBW         (BX)(AX*2), Y16, Y18
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPMOVW2M       Y18, K6
+	VPABSW         Y18, Y18
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 2(R12)
+	VPCMPEQW       pattern00010001<>+0(SB), Y18, K6
+	KMOVW          K6, (R12)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU16      (BX)(AX*2), Y18
+	VMOVDQU16      Y18, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+	VEXTRACTI64X4  $0x01, Z16, Y18
+	VPSUBW         32(BX)(AX*2), Y18, Y18
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPMOVW2M       Y18, K6
+	VPABSW         Y18, Y18
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 6(R12)
+	VPCMPEQW       pattern00010001<>+0(SB), Y18, K6
+	KMOVW          K6, 4(R12)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU16      32(BX)(AX*2), Y18
+	VMOVDQU16      Y18, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted4022:
 	VMOVDQU32      Z16, (BX)(AX*2)
 	VMOVDQU32      Z17, (SI)(AX*2)
 	ADDQ           $0x20, AX
@@ -821,17 +890,68 @@ kept3361:
 	VPTERNLOGD     $0xf8, Z17, Z7, Z16
 	VPSLLD         $0x10, Z25, Z17
 	VPTERNLOGD     $0xf4, Z7, Z27, Z17
-	VMOVDQU32      Z16, (BX)(AX*2)
-	VMOVDQU32      Z17, (SI)(AX*2)
-	ADDQ           $0x20, AX
-	ADDQ           $0x20, CX
-	TESTQ          $0x000000ff, AX
-	JNE            tile3358
-	CMPL           5120(DX), $0x00
-	JEQ            done3363
-	SUBQ           $0x00000100, AX
+	MOVQ           a+0(FP), R11
+	MOVQ           144(R11), R11
+	TESTQ          R11, R11
+	JEQ            noted4023
+	VPSUBW         (BX)(AX*2), Y16, Y18
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPMOVW2M       Y18, K6
+	VPABSW         Y18, Y18
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 2(R11)
+	VPCMPEQW       pattern00010001<>+0(SB), Y18, K6
+	KMOVW          K6, (R11)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU16      (BX)(AX*2), Y18
+	VMOVDQU16      Y18, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
+	VEXTRACTI64X4  $0x01, Z16, Y18
+	VPSUBW         32(BX)(AX*2), Y18, Y18
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPMOVW2M       Y18, K6
+	VPABSW         Y18, Y18
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 6(R11)
+	VPCMPEQW       pattern00010001<>+0(SB), Y18, K6
+	KMOVW          K6, 4(R11)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU16      32(BX)(AX*2), Y18
+	VMOVDQU16      Y18, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
 
-next3362:
+noted4023:
+	VMOVDQU32 Z16, (BX)(AX*2)
+	VMOVDQU32 Z17, (SI)(AX*2)
+	ADDQ      $0x20, AX
+	ADDQ      $0x20, CX
+	TESTQ     $0x000000ff, AX
+	JNE       tile4018
+	CMPL      5120(DX), $0x00
+	JEQ       done4025
+	SUBQ      $0x00000100, AX
+
+next4024:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -850,9 +970,9 @@ next3362:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3362
+	JNE        next4024
 
-done3363:
+done4025:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -877,11 +997,11 @@ done3363:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual3364
+	JEQ           unusual4026
 	CMPL          R13, $0x5f000000
-	JBE           usual3365
+	JBE           usual4027
 
-unusual3364:
+unusual4026:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -890,7 +1010,7 @@ unusual3364:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next3366:
+next4028:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -899,7 +1019,7 @@ next3366:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next3366
+	JB            next4028
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -921,7 +1041,7 @@ next3366:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual3365:
+usual4027:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -1036,13 +1156,13 @@ usual3365:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block3357
-	JMP          done3356
+	JB           block4017
+	JMP          done4016
 
-fp163354:
-block3367:
+fp164014:
+block4029:
 	TESTQ   R10, R10
-	JEQ     kept3370
+	JEQ     kept4032
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -1051,7 +1171,7 @@ block3367:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept3370:
+kept4032:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -1071,9 +1191,9 @@ kept3370:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile3368:
+tile4030:
 	TESTQ     R10, R10
-	JEQ       kept3371
+	JEQ       kept4033
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -1091,7 +1211,7 @@ tile3368:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept3371:
+kept4033:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -1205,6 +1325,57 @@ kept3371:
 	VPTERNLOGD     $0xf8, Z17, Z7, Z16
 	VPSLLD         $0x10, Z20, Z17
 	VPTERNLOGD     $0xf4, Z7, Z24, Z17
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted4034
+	VPSUBW         (BX)(AX*2), Y16, Y18
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPMOVW2M       Y18, K6
+	VPABSW         Y18, Y18
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 2(R12)
+	VPCMPEQW       pattern00010001<>+0(SB), Y18, K6
+	KMOVW          K6, (R12)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU16      (BX)(AX*2), Y18
+	VMOVDQU16      Y18, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+	VEXTRACTI64X4  $0x01, Z16, Y18
+	VPSUBW         32(BX)(AX*2), Y18, Y18
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPMOVW2M       Y18, K6
+	VPABSW         Y18, Y18
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 6(R12)
+	VPCMPEQW       pattern00010001<>+0(SB), Y18, K6
+	KMOVW          K6, 4(R12)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU16      32(BX)(AX*2), Y18
+	VMOVDQU16      Y18, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted4034:
 	VMOVDQU32      Z16, (BX)(AX*2)
 	VMOVDQU32      Z17, (SI)(AX*2)
 	ADDQ           $0x20, AX
@@ -1325,17 +1496,68 @@ kept3371:
 	VPTERNLOGD     $0xf8, Z17, Z7, Z16
 	VPSLLD         $0x10, Z20, Z17
 	VPTERNLOGD     $0xf4, Z7, Z27, Z17
-	VMOVDQU32      Z16, (BX)(AX*2)
-	VMOVDQU32      Z17, (SI)(AX*2)
-	ADDQ           $0x20, AX
-	ADDQ           $0x20, CX
-	TESTQ          $0x000000ff, AX
-	JNE            tile3368
-	CMPL           5120(DX), $0x00
-	JEQ            done3373
-	SUBQ           $0x00000100, AX
+	MOVQ           a+0(FP), R11
+	MOVQ           144(R11), R11
+	TESTQ          R11, R11
+	JEQ            noted4035
+	VPSUBW         (BX)(AX*2), Y16, Y18
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPMOVW2M       Y18, K6
+	VPABSW         Y18, Y18
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 2(R11)
+	VPCMPEQW       pattern00010001<>+0(SB), Y18, K6
+	KMOVW          K6, (R11)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU16      (BX)(AX*2), Y18
+	VMOVDQU16      Y18, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
+	VEXTRACTI64X4  $0x01, Z16, Y18
+	VPSUBW         32(BX)(AX*2), Y18, Y18
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPMOVW2M       Y18, K6
+	VPABSW         Y18, Y18
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 6(R11)
+	VPCMPEQW       pattern00010001<>+0(SB), Y18, K6
+	KMOVW          K6, 4(R11)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU16      32(BX)(AX*2), Y18
+	VMOVDQU16      Y18, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
 
-next3372:
+noted4035:
+	VMOVDQU32 Z16, (BX)(AX*2)
+	VMOVDQU32 Z17, (SI)(AX*2)
+	ADDQ      $0x20, AX
+	ADDQ      $0x20, CX
+	TESTQ     $0x000000ff, AX
+	JNE       tile4030
+	CMPL      5120(DX), $0x00
+	JEQ       done4037
+	SUBQ      $0x00000100, AX
+
+next4036:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -1354,9 +1576,9 @@ next3372:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3372
+	JNE        next4036
 
-done3373:
+done4037:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -1381,11 +1603,11 @@ done3373:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual3374
+	JEQ           unusual4038
 	CMPL          R13, $0x5f000000
-	JBE           usual3375
+	JBE           usual4039
 
-unusual3374:
+unusual4038:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -1394,7 +1616,7 @@ unusual3374:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next3376:
+next4040:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -1403,7 +1625,7 @@ next3376:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next3376
+	JB            next4040
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -1425,7 +1647,7 @@ next3376:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual3375:
+usual4039:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -1540,13 +1762,13 @@ usual3375:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block3367
-	JMP          done3356
+	JB           block4029
+	JMP          done4016
 
-fp323355:
-block3377:
+fp324015:
+block4041:
 	TESTQ   R10, R10
-	JEQ     kept3380
+	JEQ     kept4044
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -1555,7 +1777,7 @@ block3377:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept3380:
+kept4044:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -1575,9 +1797,9 @@ kept3380:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile3378:
+tile4042:
 	TESTQ     R10, R10
-	JEQ       kept3381
+	JEQ       kept4045
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -1595,7 +1817,7 @@ tile3378:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept3381:
+kept4045:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -1710,6 +1932,57 @@ kept3381:
 	VPTERNLOGD     $0xf8, Z17, Z7, Z16
 	VPSLLD         $0x10, Z20, Z17
 	VPTERNLOGD     $0xf4, Z7, Z24, Z17
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	TESTQ          R12, R12
+	JEQ            noted4046
+	VPSUBW         (BX)(AX*2), Y16, Y18
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPMOVW2M       Y18, K6
+	VPABSW         Y18, Y18
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 2(R12)
+	VPCMPEQW       pattern00010001<>+0(SB), Y18, K6
+	KMOVW          K6, (R12)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU16      (BX)(AX*2), Y18
+	VMOVDQU16      Y18, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+	VEXTRACTI64X4  $0x01, Z16, Y18
+	VPSUBW         32(BX)(AX*2), Y18, Y18
+	MOVQ           AX, R12
+	SHRQ           $0x02, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           144(R13), R13
+	ADDQ           R13, R12
+	VPMOVW2M       Y18, K6
+	VPABSW         Y18, Y18
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 6(R12)
+	VPCMPEQW       pattern00010001<>+0(SB), Y18, K6
+	KMOVW          K6, 4(R12)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R12
+	MOVQ           152(R12), R13
+	VMOVDQU16      32(BX)(AX*2), Y18
+	VMOVDQU16      Y18, (R13)
+	SETNE          R13
+	MOVBLZX        R13, R13
+	SHLQ           $0x05, R13
+	ADDQ           R13, 152(R12)
+
+noted4046:
 	VMOVDQU32      Z16, (BX)(AX*2)
 	VMOVDQU32      Z17, (SI)(AX*2)
 	ADDQ           $0x20, AX
@@ -1831,17 +2104,68 @@ kept3381:
 	VPTERNLOGD     $0xf8, Z17, Z7, Z16
 	VPSLLD         $0x10, Z20, Z17
 	VPTERNLOGD     $0xf4, Z7, Z27, Z17
-	VMOVDQU32      Z16, (BX)(AX*2)
-	VMOVDQU32      Z17, (SI)(AX*2)
-	ADDQ           $0x20, AX
-	ADDQ           $0x20, CX
-	TESTQ          $0x000000ff, AX
-	JNE            tile3378
-	CMPL           5120(DX), $0x00
-	JEQ            done3383
-	SUBQ           $0x00000100, AX
+	MOVQ           a+0(FP), R11
+	MOVQ           144(R11), R11
+	TESTQ          R11, R11
+	JEQ            noted4047
+	VPSUBW         (BX)(AX*2), Y16, Y18
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPMOVW2M       Y18, K6
+	VPABSW         Y18, Y18
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 2(R11)
+	VPCMPEQW       pattern00010001<>+0(SB), Y18, K6
+	KMOVW          K6, (R11)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU16      (BX)(AX*2), Y18
+	VMOVDQU16      Y18, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
+	VEXTRACTI64X4  $0x01, Z16, Y18
+	VPSUBW         32(BX)(AX*2), Y18, Y18
+	MOVQ           AX, R11
+	SHRQ           $0x02, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           144(R12), R12
+	ADDQ           R12, R11
+	VPMOVW2M       Y18, K6
+	VPABSW         Y18, Y18
+	VPCMPUW        $0x06, pattern00010001<>+0(SB), Y18, K7
+	KORW           K7, K6, K6
+	KMOVW          K6, 6(R11)
+	VPCMPEQW       pattern00010001<>+0(SB), Y18, K6
+	KMOVW          K6, 4(R11)
+	KORTESTW       K7, K7
+	MOVQ           a+0(FP), R11
+	MOVQ           152(R11), R12
+	VMOVDQU16      32(BX)(AX*2), Y18
+	VMOVDQU16      Y18, (R12)
+	SETNE          R12
+	MOVBLZX        R12, R12
+	SHLQ           $0x05, R12
+	ADDQ           R12, 152(R11)
 
-next3382:
+noted4047:
+	VMOVDQU32 Z16, (BX)(AX*2)
+	VMOVDQU32 Z17, (SI)(AX*2)
+	ADDQ      $0x20, AX
+	ADDQ      $0x20, CX
+	TESTQ     $0x000000ff, AX
+	JNE       tile4042
+	CMPL      5120(DX), $0x00
+	JEQ       done4049
+	SUBQ      $0x00000100, AX
+
+next4048:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -1860,9 +2184,9 @@ next3382:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3382
+	JNE        next4048
 
-done3383:
+done4049:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -1887,11 +2211,11 @@ done3383:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual3384
+	JEQ           unusual4050
 	CMPL          R13, $0x5f000000
-	JBE           usual3385
+	JBE           usual4051
 
-unusual3384:
+unusual4050:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -1900,7 +2224,7 @@ unusual3384:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next3386:
+next4052:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -1909,7 +2233,7 @@ next3386:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next3386
+	JB            next4052
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -1931,7 +2255,7 @@ next3386:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual3385:
+usual4051:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -2046,10 +2370,10 @@ usual3385:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block3377
+	JB           block4041
 
-done3356:
-tile3387:
+done4016:
+tile4053:
 	MOVQ           AX, CX
 	ANDQ           $0x000001ff, CX
 	MOVQ           CX, BX
@@ -2126,12 +2450,12 @@ tile3387:
 	VMOVDQU32      Z10, -32(CX)(AX*1)
 	ADDQ           $0x20, AX
 	TESTQ          $0x000000ff, AX
-	JNE            tile3387
+	JNE            tile4053
 	CMPL           5120(DX), $0x00
-	JEQ            done3389
+	JEQ            done4055
 	SUBQ           $0x00000100, AX
 
-next3388:
+next4054:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -2150,9 +2474,9 @@ next3388:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3388
+	JNE        next4054
 
-done3389:
+done4055:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

@@ -64,32 +64,95 @@ func (s Set) SumsAreFree(f Format) bool {
 }
 
 // UpdateSummed is [Set.Update], with an undo log if u is not empty. It sets the sums of the streams that it reads and
-// overwrites. The bits are the same.
+// overwrites, unless they are nil. The bits are the same.
 func (s Set) UpdateSummed(f Format, constants *Constants, c Chunk, u Undo, sums *Sums) {
-	n, whole := c.check(f), 0
-	if s.inRegisters() {
-		whole = n - n%f.granule()
+	s.updateBeside(f, constants, c, u, sums, nil)
+}
+
+// updateBeside updates a chunk. Beside it makes what is not nil or empty: an undo log, sums and changes.
+func (s Set) updateBeside(f Format, constants *Constants, c Chunk, u Undo, sums *Sums, changes *Changes) {
+	c.check(f)
+	totals := s.beginSums(f, &c, sums)
+	s.updateFrom(0, f, constants, &c, u, totals.lanes(), changes)
+	totals.add()
+	totals.end()
+}
+
+// totals makes the sums of an update that kernels make in several parts.
+type totals struct {
+	sums   *Sums // nil for none
+	rest   Chunk // that kernels do not sum
+	kernel bool  // whether they sum anything
+	added  Sums
+	parts  abi.Sums
+}
+
+// beginSums sums what kernels do not sum, before an update.
+func (s Set) beginSums(f Format, c *Chunk, sums *Sums) (t totals) {
+	if sums == nil {
+		return t
 	}
-	summed := 0 // elements that the kernel sums
-	if f.Moments != MomentsInt8 {
-		summed = whole
+	n := c.Len()
+	summed := s.summedInKernel(f, n)
+	t.sums, t.rest, t.kernel = sums, c.Slice(summed, n), summed > 0
+	t.rest.sum(&t.added.Before)
+	return t
+}
+
+// lanes returns where a kernel sums, or nil.
+func (t *totals) lanes() *abi.Sums {
+	if !t.kernel {
+		return nil
 	}
-	rest := c.Slice(summed, n)
-	rest.sum(&sums.Before)
-	var lanes abi.Sums
-	if whole > 0 {
-		into := &lanes
-		if summed == 0 {
-			into = nil
-		}
-		s.update(0, whole, f, constants, &c, pointer(u.bytes), into)
+	t.parts = abi.Sums{}
+	return &t.parts
+}
+
+// add adds what a kernel has summed of a part.
+func (t *totals) add() {
+	if t.kernel {
+		t.added.add(&t.parts)
+	}
+}
+
+// end sets the sums after the update.
+func (t *totals) end() {
+	if t.sums == nil {
+		return
+	}
+	t.rest.sum(&t.sums.After)
+	t.sums.Before = t.added.Before
+	for number, sum := range t.added.After {
+		t.sums.After[number] += sum
+	}
+}
+
+// summedInKernel returns how many of the first elements a kernel sums in its registers.
+func (s Set) summedInKernel(f Format, n int) int {
+	if !s.inRegisters() || f.Moments == MomentsInt8 {
+		return 0
+	}
+	return n - n%f.granule()
+}
+
+// updateFrom updates a chunk from an element on, the first of a tile. Beside it makes what is not nil or empty: an undo
+// log, sums and changes.
+func (s Set) updateFrom(first int, f Format, constants *Constants, c *Chunk, u Undo, sums *abi.Sums,
+	changes *Changes) {
+	n := c.Len()
+	if whole := n - n%f.granule(); s.inRegisters() && first < whole {
+		s.update(first, whole, f, constants, c, pointer(u.bytes), sums, changes)
+		first = whole
 	}
 	log := &u
 	if u.bytes == nil {
 		log = nil
 	}
-	s.updateInTiles(f, constants, &c, whole, log)
-	rest.sum(&sums.After)
+	s.updateInTiles(f, constants, c, first, log, changes)
+}
+
+// add adds what a kernel has summed. They are the sums of more elements of the same streams.
+func (sums *Sums) add(lanes *abi.Sums) {
 	for number := range lanes {
 		for lane := range lanes[number][0] {
 			sums.Before[number] += lanes[number][0][lane]

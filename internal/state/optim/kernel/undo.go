@@ -62,12 +62,8 @@ func (u Undo) Check(elements int) error {
 // UpdateLogged is [Set.Update], beginning at element first, which is the first of a
 // tile. It keeps an undo log. The bits are the same.
 func (s Set) UpdateLogged(f Format, constants *Constants, c Chunk, first int, u Undo) {
-	n := c.check(f)
-	if whole := n - n%f.granule(); s.inRegisters() && first < whole {
-		s.update(first, whole, f, constants, &c, pointer(u.bytes), nil)
-		first = whole
-	}
-	s.updateInTiles(f, constants, &c, first, &u)
+	c.check(f)
+	s.updateFrom(first, f, constants, &c, u, nil, nil)
 }
 
 // Restore restores a chunk to its values after some full tiles of a logged update,

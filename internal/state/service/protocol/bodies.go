@@ -31,6 +31,8 @@ const (
 	KeepOwnSteps = 1 // set_step: each parameter has had the steps of set_own_steps
 	GiveBack     = 1 // close: give the state back
 	BeginAnew    = 1 // order: forget the order so far
+	BeginDelta   = 1 // delta: of no step; note what steps change from now on
+	WholeDelta   = 2 // delta: all parameters; note what steps change from now on
 )
 
 // Bodies of requests that are numbers.
@@ -61,6 +63,7 @@ type (
 	WaitBody    struct{ Step, First, Count uint64 }
 	OrderHeader struct{ Flags, Ranges uint32 }
 	CloseBody   struct{ Flags uint32 }
+	DeltaBody   struct{ Flags uint64 }
 )
 
 // StepBody is a step, with the hyperparameters of each group. LeftAlone has a bit for each parameter of the session,

@@ -47,6 +47,7 @@ const (
 	Hold
 	OwnSteps
 	SetOwnSteps
+	Delta
 	Kinds // 1 more than the last
 )
 
@@ -55,6 +56,7 @@ var kindNames = [Kinds]string{
 	Accumulate: "accumulate", Clear: "clear", Step: "step", Wait: "wait", Save: "save", Saved: "saved",
 	Commit: "commit", Load: "load", Stat: "stat", Close: "close", Prepare: "prepare", Restore: "restore",
 	Order: "order", Hold: "hold", OwnSteps: "own_steps", SetOwnSteps: "set_own_steps",
+	Delta: "delta",
 }
 
 func (k Kind) String() string {

@@ -248,6 +248,7 @@ func (m splitMaster) store(p vectors, index reg.Register) {
 		VPSRLW(U8(15), low, negative)
 		VPADDW(negative, upper, upper)
 	}
+	m.note(upper, m.parameter, index)
 	m.move(upper, m.parameter.at(index, 0))
 	m.store16(low, m.low, index)
 }
@@ -296,7 +297,9 @@ func (m split24Master) store(p vectors, index reg.Register) {
 	}
 	VPADDD(m.integer(m.ditherOf(m.group())), dither, dither)
 	m.dither.store(dither)
-	m.move(m.packUpperHalves(m.halfAway(rounded)), m.parameter.at(index, 0))
+	upper := m.packUpperHalves(m.halfAway(rounded))
+	m.note(upper, m.parameter, index)
+	m.move(upper, m.parameter.at(index, 0))
 	m.storeBytes(rounded, m.low.at(index, 0))
 }
 
@@ -383,7 +386,9 @@ func (m fp32Master) store(p vectors, index reg.Register) {
 	to := m.parameter.at(index, 0)
 	TESTQ(m.copyKind, m.copyKind)
 	JNE(LabelRef(unusual))
-	VMOVNTDQ(m.bf16(p, wide), to)
+	usual := m.bf16(p, wide)
+	m.note(usual, m.parameter, index)
+	VMOVNTDQ(usual, to)
 	JMP(LabelRef(stored))
 	Label(unusual)
 	kind := GP64()
@@ -399,6 +404,7 @@ func (m fp32Master) store(p vectors, index reg.Register) {
 		default:
 			return
 		}
+		m.note(packed, m.parameter, index)
 		stored, ordinary := label("stored"), label("ordinary")
 		TESTQ(U32(unaligned), m.copyKind)
 		JNE(LabelRef(ordinary))

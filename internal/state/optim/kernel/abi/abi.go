@@ -243,4 +243,8 @@ type Arguments struct {
 	Moment2      *byte
 	Headers      *uint16
 	Gradient     *byte
+	// Moves has a word for each 16 elements: bits 0 to 15 are those that moved to the next number or the one before,
+	// and bits 16 to 31 those that became lower or moved further. It is nil if nobody wants to know.
+	Moves *uint32
+	Kept  *uint16 // where the next 16 words go of which some moved further; at the end, where the next would go
 }
