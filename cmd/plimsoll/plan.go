@@ -209,8 +209,7 @@ func isNamedGPU(name string) bool {
 		return false
 	}
 	_, name, _ = gpu.Counted(name)
-	_, err := gpu.Find(name)
-	return err == nil
+	return gpu.Means(name)
 }
 
 // countedGPU takes the number of GPUs from before their name.

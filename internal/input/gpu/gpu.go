@@ -3,6 +3,8 @@
 package gpu
 
 import (
+	"strings"
+
 	"math"
 
 	"plimsoll/internal/base/ledger"
@@ -62,6 +64,9 @@ func (m Model) Workspace() ledger.Bytes {
 func (m Model) Processors() int {
 	if n, ok := processors[m.Name]; ok {
 		return n
+	}
+	if full, profile, divided := strings.Cut(m.Name, ":"); divided {
+		return instances[full][profile].processors
 	}
 	return processors["H100-80GB"]
 }

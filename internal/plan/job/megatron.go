@@ -84,6 +84,7 @@ func (in *Inputs) decideMegatron(o Overrides) (*Job, error) {
 	}
 	j := OfMegatron(m)
 	j.HostMemory, j.Allocator = q.HostMemory, q.Allocator
+	j.Assumptions = append(j.Assumptions, device.Notes(q.GPU)...)
 	return j, nil
 }
 
