@@ -3,7 +3,6 @@
 package ghost
 
 import (
-
 	"cmp"
 	"context"
 	"fmt"
