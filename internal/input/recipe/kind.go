@@ -46,6 +46,8 @@ type Kind struct {
 	// command do so by a launcher. ByAccelerate says that a command takes flags of accelerate launch.
 	EveryDevice, ByAccelerate bool
 	Forced                    string
+	// Arguments makes arguments of Megatron-LM of a command of a program that trains by Megatron core; nil for others.
+	Arguments func(*strict.Document) (MadeArguments, error)
 	// Program says how a file becomes a Framework. It is nil for files of other functions.
 	Program *Program
 	// Settings are the keys of settings. SettingsOf returns those of a file, where they depend on its keys.
@@ -82,10 +84,6 @@ var (
 	NeMoKind    = &Kind{Name: "NeMo configuration", Marks: "exp_manager restore_from_path", Instead: byFlags}
 	SeveralKind = &Kind{Name: "script with more than one training", Marks: several,
 		Instead: "give the command of one training in a script of its own"}
-	MegatronKind = &Kind{Name: "training by Megatron core", Marks: "megatron_sft",
-		LaunchVariables: []string{"NPROC_PER_NODE", "NNODES"},
-		Commands: commandsOf("megatron_sft", "megatron sft", "megatron pt", "megatron rlhf", "cli/_megatron/sft.py",
-			"cli/_megatron/pt.py", "cli/_megatron/rlhf.py")}
 	ArgumentsKind = &Kind{Name: "file with arguments of Megatron-LM", Flag: MegatronFlag,
 		Marks:    megatronMark + " MODEL_ARGS num_layers+micro_batch_size num-layers+micro-batch-size",
 		Settings: argumentKeys, SettingsOf: argumentKeysOf}
