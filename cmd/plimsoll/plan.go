@@ -393,6 +393,8 @@ func parallelFlags(c *cobra.Command, q *job.Request) {
 // releaseFlags adds the flags for what depends on releases and runs.
 func releaseFlags(c *cobra.Command, q *job.Request) {
 	flags := c.Flags()
+	flags.StringVar(&q.Environment, "environment", "", "`file` or folder that says all releases: requirements, "+
+		"pip freeze, uv.lock, poetry.lock, or an environment of Python")
 	flags.StringVar(&q.Torch, "torch", "", "`version` of PyTorch")
 	flags.StringVar(&q.Transformers, "transformers", "", "`version` of transformers")
 	flags.StringVar(&q.AccelerateVersion, "accelerate-version", "", "`version` of accelerate")

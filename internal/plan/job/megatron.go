@@ -85,6 +85,9 @@ func (in *Inputs) decideMegatron(o Overrides) (*Job, error) {
 	j := OfMegatron(m)
 	j.HostMemory, j.Allocator = q.HostMemory, q.Allocator
 	j.Assumptions = append(j.Assumptions, device.Notes(q.GPU)...)
+	if said := in.environment.said["torch"]; said != "" {
+		j.Assumptions = append(j.Assumptions, said)
+	}
 	return j, nil
 }
 
