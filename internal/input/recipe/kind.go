@@ -41,6 +41,7 @@ type Kind struct {
 	// word. OnlyByFile says that arguments alone do not say a training.
 	ConfigIn   string
 	OnlyByFile bool
+	Unnamed    string // what commands without a file name in its place
 	Bundled    string // where a repository has the files that commands name without their path: folder/%s.yaml
 	// EveryDevice says that a command of two words starts a rank on each device. Forced is a variable that has every
 	// command do so by a launcher. ByAccelerate says that a command takes flags of accelerate launch.

@@ -28,7 +28,8 @@ var written = map[string]struct {
 	"environment.yml": {"name: train\ndependencies:\n  - python=3.11\n  - pytorch=2.5.1=py3.11_cuda12.4\n  - pip:\n" +
 		"    - trl==0.12.1\n", map[string]string{"torch": "2.5.1", "python": "3.11", "trl": "0.12.1"}, nil},
 	"uv.lock": {"version = 1\n\n[[package]]\nname = \"torch\"\nversion = \"2.8.0\"\nsource = { registry = \"x\" }\n\n" +
-		"[[package]]\nname = \"triton\"\nversion = \"3.2.0\"\n\n[[package]]\nname = \"triton\"\nversion = \"3.4.0\"\n\n" +
+		"[[package]]\nname = \"triton\"\nversion = \"3.2.0\"\n\n" +
+		"[[package]]\nname = \"triton\"\nversion = \"3.4.0\"\n\n" +
 		"[[package]]\nname = \"mine\"\nsource = { virtual = \".\" }\n",
 		map[string]string{"torch": "2.8.0"}, map[string]string{"triton": "3.2.0 and 3.4.0"}},
 }
