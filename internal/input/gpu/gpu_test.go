@@ -178,7 +178,7 @@ func TestSuggestions(t *testing.T) {
 		_, err := Find(text)
 		var input *fault.Input
 		if !errors.As(err, &input) || !strings.Contains(input.Hint, want) {
-			t.Errorf("%s: %v\n%s", text, err, input.Hint)
+			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}
 }
