@@ -182,7 +182,7 @@ func unknown(name string) error {
 	}
 	hint := `"plimsoll models --gpus" lists those that are known; for any other, give --gpu-memory`
 	if near := suggestion(name); near != "" {
-		hint = near + "; " + hint
+		hint = strings.Replace(near+"; ", "?;", "?", 1) + hint
 	}
 	return fault.Inputf("unknown GPU %q", name).WithHint(hint)
 }
