@@ -50,7 +50,7 @@ var fieldsWithoutMemory = map[string]string{
 }
 
 // kit lists the types of recipe that say how files are read, and hold nothing that was read.
-var kit = strings.Fields("Autofill Kind Program Reader SettingKey")
+var kit = strings.Fields("Autofill Kind MadeArguments Program Reader SettingKey")
 
 // TestFieldsOfRecipeAreUsed: every key that is read must be planned with, refused or reported, or stand in the list
 // above.

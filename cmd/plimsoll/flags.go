@@ -363,7 +363,12 @@ func (n *gpusFlag) String() string { return (*countFlag)(n).String() }
 func (n *gpusFlag) Type() string   { return "int" }
 func (n *gpusFlag) Set(text string) error {
 	named := gpu.Named(text)
-	if len(named) == 0 {
+	switch {
+	case len(named) > 0:
+	case gpu.LooksNamed(text):
+		return fault.Inputf("this is how GeForce cards are called, expected a number of GPUs").
+			WithHint("give the number of GPUs to --gpus, and the card's name or memory to --gpu or --gpu-memory")
+	default:
 		return (*countFlag)(n).Set(text)
 	}
 	hint := "give the number of GPUs to --gpus, and " + named[0] + " to --gpu"

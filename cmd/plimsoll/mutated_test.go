@@ -99,6 +99,7 @@ var mutatedLines = []mutated{
 		[]int{exitDoesNotFit}},
 	{"plan --model MODEL --factors FILE --cpu --precision fp32 --seq-len 64", []string{"MADE factors.json"},
 		[]int{exitDoesNotFit}},
+	{"plan --model MODEL --environment FILE" + little, []string{"testdata/environment/*"}, []int{exitDoesNotFit}},
 	{"fit --model MODEL --config FILE --gpus 2 --gpu T4 --seq-len 256 --write OUT", recipes, []int{exitDoesNotFit}},
 	{"fit --model FILE --gpus 1 --gpu T4 --seq-len 256", models, []int{exitDoesNotFit}},
 	{"roads --model MODEL --config FILE" + little, recipes, []int{exitDoesNotFit}},

@@ -209,8 +209,7 @@ func isNamedGPU(name string) bool {
 		return false
 	}
 	_, name, _ = gpu.Counted(name)
-	_, err := gpu.Find(name)
-	return err == nil
+	return gpu.Means(name)
 }
 
 // countedGPU takes the number of GPUs from before their name.
@@ -396,6 +395,8 @@ func parallelFlags(c *cobra.Command, q *job.Request) {
 // releaseFlags adds the flags for what depends on releases and runs.
 func releaseFlags(c *cobra.Command, q *job.Request) {
 	flags := c.Flags()
+	flags.StringVar(&q.Environment, "environment", "", "`file` or folder that says all releases: requirements, "+
+		"pip freeze, uv.lock, poetry.lock, or an environment of Python")
 	flags.StringVar(&q.Torch, "torch", "", "`version` of PyTorch")
 	flags.StringVar(&q.Transformers, "transformers", "", "`version` of transformers")
 	flags.StringVar(&q.AccelerateVersion, "accelerate-version", "", "`version` of accelerate")

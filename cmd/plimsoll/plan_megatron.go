@@ -27,7 +27,7 @@ func megatronFlags(c *cobra.Command, a *job.MegatronArguments) {
 var (
 	ofJob = []string{"Model and files", "Machine", "Batches", "Training", "Sharding and parallelism",
 		"Releases and what was measured", statesOnHost, machineSpeed}
-	besideMegatron = strings.Fields("gpus nodes gpu gpu-memory host-memory config torch alloc-conf rollout")
+	besideMegatron = strings.Fields("gpus nodes gpu gpu-memory host-memory config torch environment alloc-conf rollout")
 )
 
 // checkMegatron takes the arguments of Megatron-LM from among the files of a request. Beside them it refuses flags that

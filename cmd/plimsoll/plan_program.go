@@ -43,6 +43,7 @@ func planProgram(c *cobra.Command, o planOptions) (*report.PlanDocument, error) 
 			p.WhatIf = append(p.WhatIf, report.ReplayedProgram(r))
 		}
 	}
+	p.Otherwise = append(p.Otherwise, request.GPU.Notes(o.request.GPU)...)
 	for _, note := range job.Notes {
 		p.Otherwise = append(p.Otherwise, note.Text)
 	}

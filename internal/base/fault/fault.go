@@ -130,6 +130,11 @@ func Nearest(name string, candidates []string) string {
 	return best
 }
 
+// Misspells reports whether a name is another one with so many letters wrong at most, and not the same.
+func Misspells(name, other string, most int) bool {
+	return name != other && editDistance(name, other, most+1) <= most
+}
+
 // NearestParameter is Nearest for names of parameters. Their numbers are those of layers, experts and projections: a
 // candidate with other numbers is another parameter, and no misspelling of the name.
 func NearestParameter(name string, candidates []string) string {

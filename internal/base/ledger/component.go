@@ -100,6 +100,7 @@ const (
 	AdapterCopies          Component = "adapter_copies"
 	ExpertBuffers          Component = "expert_buffers"
 	ManagedMemory          Component = "managed_memory"
+	GPUMemory              Component = "gpu_memory"
 	OutsideTorch           Component = "allocated_outside_torch"
 	PythonProcess          Component = "python_process"
 	CUDAContext            Component = "cuda_context"
@@ -217,6 +218,7 @@ var descriptions = map[Component]description{
 	AdapterCopies:          {title: "copies of adapters"},
 	ExpertBuffers:          {title: "buffers of experts"},
 	ManagedMemory:          {title: "managed memory"},
+	GPUMemory:              {title: "held by GPUs in the same memory"},
 	OutsideTorch:           {title: "allocated outside torch", partOf: OutsideAllocator},
 	PythonProcess:          {title: "Python and its libraries"},
 	CUDAContext:            {title: "CUDA context", partOf: OutsideAllocator},

@@ -20,7 +20,8 @@ type Note = strict.Note
 // Framework is a configuration of a program that makes the model and the Trainer itself, such as LLaMA-Factory. It says
 // what several files say of other jobs.
 type Framework struct {
-	File string
+	File    string
+	Program string // its name
 
 	Model        string
 	Training     *Training
@@ -317,7 +318,7 @@ func (k *Kind) parse(d *strict.Document, from Source) (*Framework, error) {
 		return nil, err
 	}
 	r := &Reader{Reader: checked, Arguments: &strict.Value{Kind: '{'},
-		To: &Framework{File: d.File}, program: p.Name, texts: from.Texts}
+		To: &Framework{File: d.File, Program: p.Name}, program: p.Name, texts: from.Texts}
 	for _, m := range d.Root.Members {
 		_, own := p.Keys[m.Name]
 		if _, argument := trainingSchema.Keys()[m.Name]; p.Hosts && !own && argument {

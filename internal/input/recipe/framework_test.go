@@ -233,7 +233,8 @@ func TestCommand(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"swift sft --model x\nswift sft --model y\n":      "more than one training",
-		"megatron sft --model x\n":                        "Megatron core",
+		"megatron sft --model x\n":                        "",
+		"megatron export --model x\n":                     "starts megatron, which plimsoll does not plan",
 		"python train.py --per_device_train_batch_size 1": "starts train.py, which plimsoll does not plan",
 		"swift sft --model $MODEL --tuner_type full\n":    "",
 	} {

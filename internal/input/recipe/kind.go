@@ -41,6 +41,7 @@ type Kind struct {
 	// word. OnlyByFile says that arguments alone do not say a training.
 	ConfigIn   string
 	OnlyByFile bool
+	Unnamed    string // what commands without a file name in its place
 	Bundled    string // where a repository has the files that commands name without their path: folder/%s.yaml
 	// EveryDevice says that a command of two words starts a rank on each device. Forced is a variable that has every
 	// command do so by a launcher. ByAccelerate says that a command takes flags of accelerate launch.
@@ -48,6 +49,8 @@ type Kind struct {
 	Forced                    string
 	// Assigns says that arguments of such commands are assignments, as Hydra has them: section.key=value.
 	Assigns bool
+	// Arguments makes arguments of Megatron-LM of a command of a program that trains by Megatron core; nil for others.
+	Arguments func(*strict.Document) (MadeArguments, error)
 	// Program says how a file becomes a Framework. It is nil for files of other functions.
 	Program *Program
 	// Settings are the keys of settings. SettingsOf returns those of a file, where they depend on its keys.
@@ -84,10 +87,6 @@ var (
 	NeMoKind    = &Kind{Name: "NeMo configuration", Marks: "exp_manager restore_from_path", Instead: byFlags}
 	SeveralKind = &Kind{Name: "script with more than one training", Marks: several,
 		Instead: "give the command of one training in a script of its own"}
-	MegatronKind = &Kind{Name: "training by Megatron core", Marks: "megatron_sft",
-		LaunchVariables: []string{"NPROC_PER_NODE", "NNODES"},
-		Commands: commandsOf("megatron_sft", "megatron sft", "megatron pt", "megatron rlhf", "cli/_megatron/sft.py",
-			"cli/_megatron/pt.py", "cli/_megatron/rlhf.py")}
 	ArgumentsKind = &Kind{Name: "file with arguments of Megatron-LM", Flag: MegatronFlag,
 		Marks:    megatronMark + " MODEL_ARGS num_layers+micro_batch_size num-layers+micro-batch-size",
 		Settings: argumentKeys, SettingsOf: argumentKeysOf}

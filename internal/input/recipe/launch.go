@@ -202,6 +202,25 @@ func (s *starter) notes() {
 			note(at, name, "is set and not exported, so the program does not see it: write export before it")
 		}
 	}
+	s.misspelt(note)
+}
+
+// misspelt notes variables that the program does not read, and that are a letter or two from one that it reads.
+func (s *starter) misspelt(note func(at int64, key, says string)) {
+	read := append(strings.Fields("CUDA_VISIBLE_DEVICES PYTORCH_CUDA_ALLOC_CONF"), s.kind.LaunchVariables...)
+	for way := range strings.FieldsSeq(s.kind.ConfigIn) {
+		if name, is := strings.CutPrefix(way, "$"); is {
+			read = append(read, name)
+		}
+	}
+	for _, name := range s.line.Command.Environment() {
+		for _, meant := range read {
+			_, _, set := s.line.Variable(meant)
+			if _, at, _ := s.line.Variable(name); !set && fault.Misspells(name, meant, 2) {
+				note(at, name, "is set, and no program reads it: did you mean "+meant+"?")
+			}
+		}
+	}
 }
 
 // configuration finds the file that a command names, and puts its other arguments over the file's keys.
@@ -209,8 +228,11 @@ func (s *starter) configuration() error {
 	name, rest := s.named()
 	if name == nil {
 		if s.kind.OnlyByFile {
-			return s.fault(s.line.Program[0].At, fmt.Sprintf("%s names no file with the configuration", s.command),
-				"give the file to plimsoll as CONFIG; "+asItRuns(s.line))
+			what := fmt.Sprintf("%s names no file with the configuration", s.command)
+			if s.kind.Unnamed != "" {
+				what += ": " + s.kind.Unnamed
+			}
+			return s.fault(s.line.Program[0].At, what, "give the file to plimsoll as CONFIG; "+asItRuns(s.line))
 		}
 		return nil
 	}

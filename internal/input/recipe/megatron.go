@@ -153,10 +153,16 @@ type Megatron struct {
 	Saving MegatronSaving `key:""`
 
 	Notes []Note
+	scripted
+	given *strict.Reader
+}
+
+// scripted is what a script says beside the arguments.
+type scripted struct {
 	// Unset are variables that conditions of the script ask for and the script does not set. Looped are those that its
 	// loops and cases set, which are left out.
 	Unset, Looped []string
-	given         *strict.Reader
+	Reference     bool // a second model is held without gradients, as DPO has it
 }
 
 // EncoderDecoder is the form of a T5.
@@ -278,13 +284,22 @@ func ReadMegatron(arguments string, texts files.Texts) (*Megatron, error) {
 	r.Fill(m)
 	m.Notes = append(source.notes, r.Notes...)
 	m.Ranks, m.RanksPerNode = source.ranks, source.perNode
-	m.Unset, m.Looped = source.unset, source.looped
+	m.Unset, m.Looped, m.Reference = source.unset, source.looped, source.reference
 	processes, err := strconv.ParseInt(r.Word("nproc_per_node"), 10, 32)
 	nodes, err2 := strconv.ParseInt(cmp.Or(r.Word("nnodes"), "1"), 10, 32)
 	if err == nil && err2 == nil && processes > 0 && nodes > 0 {
 		m.Ranks, m.RanksPerNode = processes*nodes, processes
 	}
 	return m, nil
+}
+
+// Sequences returns the sequences of a micro batch. Beside a second model each of it is a pair: what was chosen, and
+// what was not.
+func (m *Megatron) Sequences() int64 {
+	if m.Reference {
+		return 2 * m.MicroBatch
+	}
+	return m.MicroBatch
 }
 
 var errNoArguments = errors.New("there are no arguments of Megatron-LM")
@@ -297,6 +312,14 @@ type source struct {
 	unset, looped  []string
 	notes          []Note
 	ranks, perNode int64 // that the file says, 0 without
+	reference      bool  // a second model is held
+}
+
+// MadeArguments are arguments of Megatron-LM that a command of another program means.
+type MadeArguments struct {
+	Root      *strict.Value
+	Notes     []Note
+	Reference bool // a second model is held without gradients
 }
 
 // parseMegatron returns arguments as a document with a member for each, and the name of the script.
@@ -335,6 +358,9 @@ func parseScript(file string, text []byte) (*strict.Document, source, error) {
 	if err != nil {
 		return nil, source{}, err
 	}
+	if started := trainings(read, in); len(started) == 1 && started[0].kind.Arguments != nil {
+		return madeArguments(file, text, read, started[0])
+	}
 	launch, of, err := megatronTraining(file, read)
 	if err != nil {
 		return nil, source{}, err
@@ -359,14 +385,42 @@ func parseScript(file string, text []byte) (*strict.Document, source, error) {
 		return nil, source{}, &fault.Input{Where: fault.Position{File: file}, Err: errNoArguments,
 			Hint: exampleArguments}
 	}
-	if line := ofCommand(of, in); line != nil && line.PerNode != nil && len(line.Unknown) == 0 {
-		nodes := 1
-		if line.Nodes != nil {
-			nodes = line.Nodes.Is
-		}
-		from.perNode, from.ranks = int64(line.PerNode.Is), int64(line.PerNode.Is)*int64(nodes)
-	}
+	from.started(ofCommand(of, in))
 	return d, from, nil
+}
+
+// started has the ranks of a line that says them.
+func (s *source) started(line *launcher.Line) {
+	if line == nil || line.PerNode == nil || len(line.Unknown) > 0 {
+		return
+	}
+	nodes := 1
+	if line.Nodes != nil {
+		nodes = line.Nodes.Is
+	}
+	s.perNode, s.ranks = int64(line.PerNode.Is), int64(line.PerNode.Is)*int64(nodes)
+}
+
+// madeArguments returns the arguments that a command of another program means.
+func madeArguments(file string, text []byte, read *shell.Script, t training) (*strict.Document, source, error) {
+	at := t.line.Program[0].At
+	given := &strict.Document{File: file, Text: text, Root: &strict.Value{Kind: '{', At: at}}
+	if len(t.arguments) > 0 && !strings.HasPrefix(t.arguments[0].Text, "-") {
+		return nil, source{}, given.Inputf(t.arguments[0].At, "%s takes its arguments from %s, which is not read yet",
+			t.command, t.arguments[0].Text).WithHint("give them behind the command: --key value")
+	}
+	mark := strict.Member{Name: t.kind.Commands[t.command], At: at, Value: strict.Of(true)}
+	given.Root.Members = append(commandMembers(t.arguments), mark)
+	made, err := t.kind.Arguments(given)
+	if err != nil {
+		return nil, source{}, err
+	}
+	if v := launchVariables(t.kind); v != nil {
+		t.line.Variables(v[0], v[1])
+	}
+	from := source{unset: read.Unset, looped: read.Looped, notes: made.Notes, reference: made.Reference}
+	from.started(t.line)
+	return &strict.Document{File: file, Text: text, Root: made.Root}, from, nil
 }
 
 // ofCommand reads how a command starts ranks, nil for none.

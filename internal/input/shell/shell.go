@@ -4,6 +4,7 @@ package shell
 
 import (
 	"errors"
+	"maps"
 	"slices"
 	"sort"
 	"strings"
@@ -80,6 +81,20 @@ func (c *Command) Variable(name string) (value Word, at int64, exported, set boo
 	}
 	s := list[n-1]
 	return s.value, s.at, s.exported, true
+}
+
+// Environment returns the names of the variables of the environment of a command, as the script sets them.
+func (c *Command) Environment() []string {
+	names := map[string]bool{}
+	for _, s := range c.own {
+		names[s.name] = true
+	}
+	for name := range c.script.settings {
+		if _, _, exported, set := c.Variable(name); exported && set {
+			names[name] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
 }
 
 // Text returns the words of a command with spaces between them.

@@ -35,6 +35,7 @@ type Inputs struct {
 	storage          string            // how the model's name and the job say that the weights are stored: "gptq"
 	framework        *recipe.Framework // a file that says what several others say; nil without
 	factors          *Factors
+	environment      environment
 	megatron         *recipe.Megatron // of a job of Megatron-LM, whose arguments say all of it; nil for others
 	files            []string         // without the catalog
 }
@@ -48,11 +49,15 @@ func Read(q Request) (*Inputs, error) {
 	if err != nil {
 		return nil, err
 	}
+	environment, err := q.readEnvironment()
+	if err != nil {
+		return nil, err
+	}
 	release, err := q.deepSpeedRelease()
 	if err != nil {
 		return nil, err
 	}
-	in := &Inputs{request: q, deepSpeedRelease: release}
+	in := &Inputs{request: q, deepSpeedRelease: release, environment: environment}
 	if in.request.FindMegatron(); in.request.Megatron != "" {
 		return in, in.readMegatron()
 	}
@@ -353,8 +358,8 @@ func (in *Inputs) readQuantization() (err error) {
 // listFiles lists the files that were read.
 func (in *Inputs) listFiles() {
 	q := in.request
-	candidates := append([]string{q.DeepSpeed, q.TrainingArgs, q.Accelerate, q.Adapter, q.Quantization, q.Factors},
-		q.Configs...)
+	candidates := append([]string{q.DeepSpeed, q.TrainingArgs, q.Accelerate, q.Adapter, q.Quantization, q.Factors,
+		q.Environment}, q.Configs...)
 	if in.model.Source != model.FromCatalog {
 		candidates = append(candidates, in.model.Source)
 	}

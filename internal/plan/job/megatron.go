@@ -86,6 +86,10 @@ func (in *Inputs) decideMegatron(o Overrides) (*Job, error) {
 	}
 	j := OfMegatron(m)
 	j.HostMemory, j.Allocator = q.HostMemory, q.Allocator
+	j.Assumptions = append(j.Assumptions, device.Notes(q.GPU)...)
+	if said := in.environment.said["torch"]; said != "" {
+		j.Assumptions = append(j.Assumptions, said)
+	}
 	if q.Rollout != "" {
 		if j.Rollout, err = rollout.Parse(q.Rollout, nil); err != nil {
 			return nil, err

@@ -63,6 +63,9 @@ func (r *resolver) ranks() error {
 	if j.GPU, err = r.device(); err != nil {
 		return err
 	}
+	for _, said := range j.GPU.Notes(r.GPU) {
+		r.assume("%s", said)
+	}
 	if r.GPU == "" && r.GPUMemory == 0 && !j.OnCPU {
 		r.assume("the GPU's memory is unknown: for a verdict on it give --gpu or --gpu-memory")
 	}

@@ -33,6 +33,8 @@ func TestLaunchLines(t *testing.T) {
 		accelerate + "trl sft" + trl:                                 {Request{}, 2, 8, "num_processes"},
 		"trl sft --num_processes 4" + trl:                            {Request{}, 1, 4, "num_processes"},
 		"swift sft" + swift:                                          {Request{}, 1, 1, "one GPU: "},
+		"export NPROC_PER_NODES=8\nswift sft" + swift: {Request{}, 1, 1,
+			"NPROC_PER_NODES is set, and no program reads it: did you mean NPROC_PER_NODE?"},
 	} {
 		q := want.q
 		q.Configs = []string{filestest.InNewFolder(t)("run.sh", script)}

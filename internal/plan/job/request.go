@@ -68,12 +68,18 @@ type Request struct {
 	AccelerateVersion          string `json:",omitempty"`
 	Allocator                  string // PYTORCH_CUDA_ALLOC_CONF
 
-	Factors string `json:",omitempty"` // a file of compare --learn
+	Recorded
 
 	Offload Offload `json:",omitzero"`
 
 	// Texts stand for files of the request, and for those that they name.
 	Texts files.Texts `json:"-"`
+}
+
+// Recorded are files of what a job runs on, and of what it has run like.
+type Recorded struct {
+	Environment string `json:",omitempty"` // requirements, a lock file or a folder of Python's packages
+	Factors     string `json:",omitempty"` // a file of compare --learn
 }
 
 // The allowed values of some fields. Help and completion use them, too.

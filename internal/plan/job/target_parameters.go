@@ -121,7 +121,8 @@ func (r *resolver) targetParameters() error {
 			"as %s", names[0]).WithHint("set both to false")
 	}
 	f := r.Inputs.framework
-	if j.AddsInFull = f != nil && f.AddsInFull; !j.AddsInFull && !j.ScattersExperts {
+	inFull, isKnown := r.addsInFull(f != nil && f.AddsInFull)
+	if j.AddsInFull = inFull; !inFull && !isKnown && !j.ScattersExperts {
 		r.assume("target_parameters as PEFT adds them since 0.21: before, it makes each product in full first, in " +
 			"fp32 without autocast")
 	}

@@ -2,6 +2,7 @@ package job
 
 import (
 	"cmp"
+	"strings"
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/version"
@@ -17,6 +18,11 @@ func (r *resolver) versions() error {
 		return err
 	}
 	beside := contemporaries(torch)
+	if f := r.Inputs.framework; f != nil {
+		for _, said := range r.environment.ofProgram(f.Program) {
+			r.assume("%s", said)
+		}
+	}
 	r.job.AssumesTransformers = r.Transformers == ""
 	for _, program := range []struct {
 		flag, text, name, newest string
@@ -33,6 +39,9 @@ func (r *resolver) versions() error {
 			r.job.DeepSpeed != nil},
 	} {
 		text := program.text
+		if said := r.environment.said[strings.ToLower(program.name)]; said != "" && program.used {
+			r.assume("%s", said)
+		}
 		if text == "" {
 			text = program.newest
 			if program.used {
@@ -80,8 +89,8 @@ type release struct {
 	transformers, accelerate, bitsandbytes string
 }
 
-// releases are in the order of time, by the dates on PyPI.
-var releases = []release{
+// ofTime are in the order of time, by the dates on PyPI.
+var ofTime = []release{
 	{version.Version{Major: 1, Minor: 0}, "4.16.0", "0.5.1", "0.26.0"},
 	{version.Version{Major: 1, Minor: 12}, "4.20.0", "0.10.0", "0.31.0"},
 	{version.Version{Major: 1, Minor: 13}, "4.24.0", "0.13.2", "0.35.0"},
@@ -101,8 +110,8 @@ var releases = []release{
 
 // contemporaries returns the newest releases at the time of a release of torch.
 func contemporaries(torch version.Version) release {
-	last := releases[0]
-	for _, r := range releases {
+	last := ofTime[0]
+	for _, r := range ofTime {
 		if torch.AtLeast(r.torch.Major, r.torch.Minor, 0) {
 			last = r
 		}

@@ -137,7 +137,7 @@ func machines(j *job.Job) []Larger {
 	for _, name := range gpu.Names() {
 		m, err := gpu.Find(name)
 		isLarger := err == nil && m.Memory > j.GPU.Memory+j.GPU.Memory/20
-		if isLarger && m.Capability > 0 && !slices.Contains(sizes, m.Memory) {
+		if isLarger && m.Capability > 0 && m.IsOffered() && !slices.Contains(sizes, m.Memory) {
 			sizes = append(sizes, m.Memory)
 			add(Larger{GPU: name, GPUs: j.RanksPerNode, Nodes: j.Nodes}, m.Memory)
 			add(Larger{GPU: name, GPUs: max(j.RanksPerNode, gpusOfNode), Nodes: j.Nodes}, m.Memory)

@@ -81,7 +81,7 @@ func spreadOf(j *job.Job, c simulate.RankClass) Spread {
 
 // spreadOfMegatron returns the spread of a job of Megatron-LM.
 func spreadOfMegatron(j *megatron.Job) Spread {
-	tokens := j.MicroBatch * j.Sequence / j.Degrees.Context
+	tokens := j.Sequences() * j.Sequence / j.Degrees.Context
 	workspace := j.GPU.Workspace()
 	if j.Deterministic {
 		workspace = simulate.DeterministicWorkspace

@@ -150,6 +150,7 @@ func newWithin(j *job.Job, limit simulate.Limit, simulated simulator) (*Plan, er
 		p.Devices = append(p.Devices, nodeOf(j, c))
 	}
 	p.Spread.setIntervals(p.Devices[gpus:])
+	ShareMemory(j.GPU, j.RanksPerNode, p.Devices[:gpus], p.Devices[gpus:])
 	setOrigins(p.Devices, originsOf(j, classes[0].Engine))
 	p.judge()
 	return p, nil

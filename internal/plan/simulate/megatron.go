@@ -301,6 +301,10 @@ func (s *megatronRank) makeParameters(buffers []gradientBuffer) {
 			s.hold(p.Elements*s.ParameterType.Size(), ledger.Parameters, why)
 		}
 	}
+	if s.Reference {
+		s.hold(elements*s.ParameterType.Size(), ledger.ReferenceModel, because("%s parameters of the model that DPO "+
+			"compares with, on every rank in %v: they have no gradients", ledger.Count(elements), s.ParameterType))
+	}
 	grads := because("gradient buffers in %v (param_and_grad_buffer.py)", s.GradientType)
 	for _, b := range buffers {
 		s.hold(b.elements*s.GradientType.Size(), ledger.Gradients, grads)
@@ -466,7 +470,7 @@ func (s *megatronRank) whyWorkspace() string {
 }
 
 // full returns the tokens of a micro batch on a rank, local those between the parallel parts of layers.
-func (s *megatronRank) full() int64 { return s.Sequence / s.Degrees.Context * s.MicroBatch }
+func (s *megatronRank) full() int64 { return s.Sequence / s.Degrees.Context * s.Sequences() }
 func (s *megatronRank) local() int64 {
 	if s.SequenceSplit {
 		return s.full() / s.Degrees.Tensor

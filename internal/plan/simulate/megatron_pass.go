@@ -53,7 +53,7 @@ func with(tensors ...*autograd.Tensor) []*autograd.Tensor {
 }
 
 // full returns the tokens of a micro batch on a rank, local those between the parallel parts of layers.
-func (p *megatronPass) full() int64 { return p.sequence * p.MicroBatch }
+func (p *megatronPass) full() int64 { return p.sequence * p.Sequences() }
 func (p *megatronPass) local() int64 {
 	if p.SequenceSplit {
 		return p.full() / p.Degrees.Tensor
@@ -124,7 +124,7 @@ func (p *megatronPass) forward() *autograd.Tensor {
 // loadBatch allocates tokens, labels, positions, the mask of the loss and the mask of attention.
 func (p *megatronPass) loadBatch() []int {
 	why := reasonOf("token ids, labels, positions, the mask of the loss, and the attention mask of the data loader")
-	n := p.Sequence * p.MicroBatch
+	n := p.Sequence * p.Sequences()
 	var ids []int
 	for _, bytes := range []int64{8 * n, 8 * n, 4 * n, 8 * n, p.maskBytes()} {
 		if bytes > 0 {
@@ -140,7 +140,7 @@ func (p *megatronPass) maskBytes() int64 {
 		return 0
 	}
 	if p.Kind == megatron.GPT || p.Attention == "unfused" || p.Attention == "local" {
-		return p.MicroBatch * p.Sequence * p.Sequence
+		return p.Sequences() * p.Sequence * p.Sequence
 	}
 	return 0
 }

@@ -17,6 +17,8 @@ func unmodelledOfMegatron(j *megatron.Job) string {
 		return "Megatron-LM's optimizer states on the host"
 	case j.Experts > 0: // published times of the same job differ by a factor of two between releases
 		return "experts of Megatron-LM, whose dispatch waits for the host,"
+	case j.Reference:
+		return "the pass of the model that DPO compares with"
 	case j.FP8 != "" && j.GPU.Capability < 89:
 		return "fp8 on a GPU that does not multiply it"
 	}
@@ -65,7 +67,7 @@ type megatronTokens struct {
 
 func megatronTokensOf(j *megatron.Job) megatronTokens {
 	d := j.Degrees
-	t := megatronTokens{all: float64(j.MicroBatch*j.Sequence) / float64(d.Context)}
+	t := megatronTokens{all: float64(j.Sequences()*j.Sequence) / float64(d.Context)}
 	t.split = t.all
 	if j.SequenceSplit {
 		t.split /= float64(d.Tensor)
@@ -224,7 +226,7 @@ func (w *megatronWork) keys() float64 {
 	if w.LatentAttention {
 		each = w.QueryHeads() * (w.LatentHead + w.LatentPosition + w.LatentValue)
 	}
-	return float64(w.MicroBatch*w.Sequence*each) * float64(w.ParameterType.Size())
+	return float64(w.Sequences()*w.Sequence*each) * float64(w.ParameterType.Size())
 }
 
 // head adds the logits and the loss, also those of each token that is predicted beyond the next one.

@@ -11,6 +11,7 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/input/gpu"
 	"plimsoll/internal/plan/plan"
 	"plimsoll/internal/plan/simulate"
 )
@@ -23,6 +24,8 @@ type Job struct {
 	// Failed is how the program ran out of memory, in PyTorch's own words; empty if it did not.
 	Failed string
 	Notes  []Note
+
+	model gpu.Model
 }
 
 // Play plays a job.
@@ -73,7 +76,8 @@ func (r Request) Play(ctx context.Context) (*Job, error) {
 			first.record.widenBelow(early.record)
 		}
 	}
-	j := &Job{First: first.record, Failed: first.failed, Notes: slices.Concat(first.record.Notes, mailbox.notes())}
+	j := &Job{First: first.record, Failed: first.failed, model: r.GPU,
+		Notes: slices.Concat(first.record.Notes, mailbox.notes())}
 	switch {
 	case other.err != nil && first.record.Ranks > 1:
 		j.Notes = append(j.Notes, Note{"ranks", fmt.Sprintf("the last rank was not played: %v", other.err)})
@@ -136,20 +140,27 @@ const alike = 0.01
 
 // Devices returns the GPUs of the ranks, and the host of the first node.
 func (j *Job) Devices(hostMemory ledger.Bytes) []ledger.Device {
+	gpus, nodes := j.gpus(), []ledger.Device{j.host(hostMemory)}
+	plan.ShareMemory(j.model, max(1, j.First.LocalRanks), gpus, nodes)
+	return append(gpus, nodes...)
+}
+
+// gpus returns the GPUs of the first and the last rank, or one where they are alike.
+func (j *Job) gpus() []ledger.Device {
 	first := j.First.GPU
 	if j.Last == nil {
-		return []ledger.Device{first, j.host(hostMemory)}
+		return []ledger.Device{first}
 	}
 	last, ofFirst, ofLast := j.Last.GPU, first.Peak().PeakUsed, j.Last.GPU.Peak().PeakUsed
 	if float64(max(ofFirst, ofLast)) > (1+alike)*float64(min(ofFirst, ofLast)) {
 		first.Count, last.Count = 1, 1
-		return []ledger.Device{first, last, j.host(hostMemory)}
+		return []ledger.Device{first, last}
 	}
 	if ofLast > ofFirst {
 		first = last
 		first.Rank = 0
 	}
-	return []ledger.Device{first, j.host(hostMemory)}
+	return []ledger.Device{first}
 }
 
 // host returns the memory of the first node: of its first rank, and of others like the last one.

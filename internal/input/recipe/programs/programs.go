@@ -19,7 +19,7 @@ import (
 // A program that wraps others comes before them, as its files have their keys, too.
 func init() {
 	recipe.Register(slices.Concat(
-		[]*recipe.Kind{recipe.SeveralKind, recipe.MegatronKind, recipe.ArgumentsKind, verl.Kind},
+		[]*recipe.Kind{recipe.SeveralKind, swift.Megatron, recipe.ArgumentsKind, verl.Kind},
 		recipe.OtherTrainings,
 		[]*recipe.Kind{
 			llamafactory.V1,

@@ -33,8 +33,11 @@ var (
 
 // Ignored returns the rules of keys that no plan depends on. A list has one a line, beside comments that begin with #.
 func Ignored(list string) strict.Keys {
-	return Anything.For(comment.ReplaceAllString(list, ""))
+	return Anything.For(Uncommented(list))
 }
+
+// Uncommented returns a list of keys without its lines of comment.
+func Uncommented(list string) string { return comment.ReplaceAllString(list, "") }
 
 var comment = lazyregexp.New("(?m)^#.*")
 

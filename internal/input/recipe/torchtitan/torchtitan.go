@@ -17,9 +17,11 @@ func section(lists ...strict.Keys) strict.Rule { return strict.Object(lists...).
 
 // Kind is the kind of torchtitan's configurations.
 var Kind = &recipe.Kind{Name: "torchtitan configuration", Flag: recipe.ConfigFlag, Program: &torchtitan,
-	ConfigIn: "job.config_file $CONFIG_FILE", OnlyByFile: true, LaunchVariables: []string{"NGPU", "NNODES"},
-	Commands: map[string]string{"torchtitan/train.py": "torchtitan_train", "run_train.sh": "torchtitan_train"},
-	Marks:    "torchtitan_train activation_checkpoint parallelism", Settings: settings, SettingsOf: settingsOf}
+	ConfigIn: "job.config_file $CONFIG_FILE", OnlyByFile: true,
+	Unnamed:         "torchtitan of 2026 names a function of Python by --module and --config, and plimsoll reads files",
+	LaunchVariables: []string{"NGPU", "NNODES"},
+	Commands:        map[string]string{"torchtitan/train.py": "torchtitan_train", "run_train.sh": "torchtitan_train"},
+	Marks:           "torchtitan_train activation_checkpoint parallelism", Settings: settings, SettingsOf: settingsOf}
 
 var settings = recipe.SettingKeys{recipe.MicroBatch: {Path: "training.local_batch_size"},
 	recipe.Accumulation:          {Follows: recipe.TrainBatch},
