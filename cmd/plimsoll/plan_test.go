@@ -39,6 +39,7 @@ func TestPlanRefuses(t *testing.T) {
 
 // TestTypicalMistakes runs the command lines of testdata/mistakes.txtar.
 func TestTypicalMistakes(t *testing.T) {
+	t.Setenv("XDG_STATE_HOME", t.TempDir()) // where no job has failed
 	folder := t.TempDir()
 	weights := "\x02\x00\x00\x00\x00\x00\x00\x00{}"
 	for name, content := range map[string]string{
