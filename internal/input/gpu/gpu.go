@@ -72,11 +72,11 @@ func (m Model) Processors() int {
 }
 
 // Alike returns the model with known rates whose memory is nearest to that of a model, of its own generation if there
-// is one.
+// is one. Rates that are only announced do not count.
 func Alike(m Model) Model {
 	best, distance := m, 0.0
 	for _, other := range models {
-		if other.Speed.Half == 0 || other.Bandwidth == 0 {
+		if other.Speed.Half == 0 || other.Bandwidth == 0 || !other.IsOffered() {
 			continue
 		}
 		far := math.Abs(float64(other.Memory - m.Memory))

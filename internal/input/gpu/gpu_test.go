@@ -187,7 +187,7 @@ func TestSuggestions(t *testing.T) {
 func TestNotes(t *testing.T) {
 	for text, want := range map[string]string{
 		"a100": "there is one with 40GB, too", "A100-80GB": "", "h100:3g.40gb": "", "GB10": "one memory of 120 GiB",
-		"MI300A": "HIP takes 96 GiB", "RTX 4090": "", "L4": "", "H100": "94GB or 96GB",
+		"MI300A": "HIP takes three quarters", "RTX 4090": "", "L4": "", "H100": "94GB or 96GB",
 	} {
 		m, err := Find(text)
 		said := strings.Join(m.Notes(text), "; ")
@@ -200,5 +200,17 @@ func TestNotes(t *testing.T) {
 	}
 	if m, _ := Find("h100:3g.40gb"); m.Processors() != 60 || m.Memory != gib(39.5) || m.Bandwidth != 0 {
 		t.Errorf("%+v", m)
+	}
+}
+
+// TestAlike: rates that are only announced rank no other GPU's recipes.
+func TestAlike(t *testing.T) {
+	rubin, err := Find("Vera Rubin")
+	if err != nil || rubin.Speed.Half == 0 {
+		t.Fatal(rubin, err)
+	}
+	unknown := Model{Memory: rubin.Memory, Capability: rubin.Capability}
+	if like := Alike(unknown); like.Name != "B300" {
+		t.Errorf("a GPU with the memory of %s is like %s, want B300", rubin.Name, like.Name)
 	}
 }

@@ -15,27 +15,40 @@ func gib(x float64) ledger.Bytes { return ledger.Bytes(x * float64(ledger.GiB)) 
 // L40 QwenLM/Qwen3-VL 2097, A30 LHRLAB/ChatKBQA 2, A4000 DengKaiCQ/VGGT-Long 6, RTX 6000 Ada (with ECC)
 // DINGYANB/MTVCrafter 21, RTX 8000 Victarry/stable-dreambooth 8, RTX 4070 Ti OpenLMLab/LOMO 17, RTX 3080
 // zai-org/CogVideo 34, RTX 3070 meta-llama/codellama 82, RTX 3060 TencentARC/PhotoMaker 47, RTX 2080 Ti
-// JDAI-CV/image-captioning 11, RTX 4060 longxiang-ai/TSGS 6, RTX PRO 6000 antirez/ds4 431, RTX 5060 Ti
-// Luce-Org/lucebox 407, MI355X ROCm/TheRock 2118, GB10 leptonai/gpud 1170. H800 and H20 are those of H100 with as much
-// memory, RTX 3090 Ti is that of RTX 3090, and MI325X lacks the 16 MiB that MI300X and MI355X lack. Those of GB300,
-// GB200, B300, A10, P100, RTX 4060 Ti, the laptops 5090 and 5080, and of a die of MI250X are what public logs of runs
-// print.
+// JDAI-CV/image-captioning 11, RTX 4060 longxiang-ai/TSGS 6, RTX PRO 6000 antirez/ds4 431, RTX 5060 Ti Luce-Org/lucebox
+// 407, MI355X ROCm/TheRock 2118, GB300 NVIDIA-NeMo/Megatron-Bridge 2221, GB200 vllm-project/vllm 52511. H800 and H20
+// are those of H100 with as much memory, RTX 3090 Ti is that of RTX 3090, MI325X lacks the 16 MiB that MI300X and
+// MI355X lack, and MI350X has as much memory as MI355X.
+//
+// Other tools printed those of GB10 (leptonai/gpud 1170; newer kernels show up to 121.69, unslothai/unsloth 10283), of
+// a die of MI250X and MI210 (rocminfo, 67,092,480 KB: ROCm/rocm_smi_lib 160, openmm/openmm 3940), and of MI300A
+// (rocminfo, 98,648,060 KB: ROCm/legacy-rocm-build 4273). Logs of runs without an issue have those of B300 (vLLM:
+// 267.69 GiB), RTX 5080 (vLLM: 15.47), RTX 4060 Ti and the laptops 5080 and 5090 (Unsloth: 15.572, 15.471, 23.889),
+// P100 (Ultralytics: 16,269 MiB) and A10 (22.06 with newer drivers; 22.18 in OpenBMB/MiniCPM-V 640).
 //
 // Cards whose nvidia-smi shows the same MiB have the same capacity: A5000 and RTX 4090 show 24,564; RTX 5080, 5070 Ti
-// and the laptop 5080 16,303; RTX 4080, 4080 SUPER, 4070 Ti SUPER and laptop 4090 about 16,376; those of 12 and 8 GB as
-// RTX 4070 Ti and 4060. Vera Rubin has the 288 GB that NVIDIA announced: no run has printed its capacity.
+// and the laptop 5080 16,303; RTX 4080, 4080 SUPER, 4070 Ti SUPER and laptop 4090 16,376 (4060 Ti 16,380); RTX 4070 Ti,
+// 4070, 4070 SUPER and laptop 4080 12,282; RTX 4060, 4060 Ti and the laptops 4070 and 4060 8,188. Vera Rubin has the
+// 288 GB that NVIDIA announced: no run has printed its capacity.
 //
 // Speeds are those of the vendors' data sheets, of SXM modules where there are several: NVIDIA's for its data center
-// and professional GPUs, its architecture papers for GeForce (Blackwell, Ada, Ampere, Turing), AMD's for Instinct. Data
-// sheets of NVIDIA give twice the speed for sparse matrices (A40: 149.7 and 299.4, H100: 989 and 1979), and links in
-// both directions together (A40: PCIe 64 GB/s). Half is with sums in fp32: GeForce multiplies twice as fast with sums
-// in fp16, which training does not use. Speeds that no such paper has are 0. Networks are those of DGX B200, H200,
-// H100, A100, DGX-1V, and of MI300X platforms: one 400 Gb/s port for each GPU, and one of 200 with A100. A DGX-1V has
-// four ports of 100 Gb/s for eight V100.
+// and professional GPUs, its architecture papers for GeForce (Blackwell, Ada, Ampere, Turing), AMD's for Instinct (CDNA
+// 4 paper: 256 units at 2.2 GHz make MI350X's). Those of GB200, GB300 and Vera Rubin are NVIDIA's of racks with 72 GPUs
+// (NVL72), divided by 72; those of Vera Rubin are preliminary. Data sheets of NVIDIA give twice the speed for sparse
+// matrices (A40: 149.7 and 299.4, H100: 989 and 1979), and links in both directions together (A40: PCIe 64 GB/s). Two
+// GPUs of GB200, GB300 and Vera Rubin share the link of one CPU, and each has half of it: nvbandwidth measured 211.5
+// GB/s in and 193.5 out on GB300 (NVIDIA/Megatron-LM 6491). Half is with sums in fp32: GeForce multiplies twice as fast
+// with sums in fp16, which training does not use. GeForce without these have the memory bandwidth of NVIDIA's product
+// pages.
+//
+// Speeds that no such paper has are 0, and so are those of P100, MI300A, MI250X and MI210: no step time is given for
+// them. Networks are those of DGX B200, H200, H100, A100, DGX-1V, of MI300X platforms and of GB200 NVL72: one 400 Gb/s
+// port for each GPU, and one of 200 with A100. A DGX-1V has four ports of 100 Gb/s for eight V100. A GPU of DGX B300
+// and GB300 NVL72 has 800 Gb/s, and one of Vera Rubin NVL72 1,600.
 var models = []Model{
-	{"Vera-Rubin", gib(268.22), "Rubin", 100, 22000, Speed{0, 0, 1800, 900, 0}},
-	{"GB300", gib(276.50), "", 103, 8000, Speed{2500, 80, 900, 450, 100}},
-	{"GB200", gib(184.31), "", 100, 8000, Speed{2500, 80, 900, 450, 50}},
+	{"Vera-Rubin", gib(268.22), "Rubin", 107, 19200, Speed{4000, 130, 1500, 450, 200}},
+	{"GB300", gib(276.50), "", 103, 8000, Speed{2500, 80, 900, 225, 100}},
+	{"GB200", gib(184.31), "", 100, 8000, Speed{2500, 80, 900, 225, 50}},
 	{"B300", gib(267.69), "", 103, 8000, Speed{2250, 75, 900, 64, 100}},
 	{"B200", gib(178.35), "", 100, 7700, Speed{2250, 75, 900, 64, 50}},
 	{"H200", gib(139.81), "", 90, 4800, Speed{989, 67, 450, 64, 50}},
@@ -98,7 +111,7 @@ var models = []Model{
 	{"MI350X", gib(287.98), "", 0, 8000, Speed{2307, 144.2, 538, 64, 0}},
 	{"MI325X", gib(255.98), "", 0, 6000, Speed{1307, 163.4, 448, 64, 0}},
 	{"MI300X", gib(191.98), "", 0, 5300, Speed{1307, 163.4, 448, 64, 50}},
-	{"MI300A", gib(96), "", 0, 5300, Speed{}},
+	{"MI300A", gib(94.08), "", 0, 5300, Speed{}},
 	{"MI250X", gib(63.98), "MI250", 0, 1638, Speed{}},
 	{"MI210", gib(63.98), "", 0, 1638, Speed{}},
 }
@@ -116,8 +129,8 @@ var cards = map[string]struct {
 	"V100-16GB": {900, Speed{112, 14, 16, 16, 0}},
 }
 
-// processors are the streaming multiprocessors of each model, by data sheets and architecture papers. Kernels size
-// their buffers by them.
+// processors are the streaming multiprocessors of each model, by data sheets and architecture papers. NVIDIA's product
+// pages of GeForce and laptops give the CUDA cores: 128 make a multiprocessor. Kernels size their buffers by them.
 var processors = map[string]int{
 	"Vera-Rubin": 224, "GB300": 152, "GB200": 152, "B300": 148, "A10": 72, "A5000": 64, "P100-16GB": 56, "RTX-5080": 84,
 	"RTX-5070-Ti": 70, "RTX-4080-SUPER": 80, "RTX-4080": 76, "RTX-4070-Ti-SUPER": 66, "RTX-4070-SUPER": 56,
@@ -131,8 +144,8 @@ var processors = map[string]int{
 	"RTX-3070": 46, "RTX-3060-12GB": 28, "RTX-2080-Ti": 68,
 }
 
-// shared is the memory of a system whose GPU and host have one between them. MI300A lets HIP take 96 GiB of it, unless
-// the kernel module amdttm allows more (AMD's guide to MI300A).
+// shared is the memory of a system whose GPU and host have one between them. MI300A (131,809,200 KB, ROCm/ROCgdb 28)
+// lets HIP take three quarters of it, unless the kernel module amdttm allows more (AMD's guide to MI300A).
 var shared = map[string]ledger.Bytes{"GB10": gib(119.68), "MI300A": gib(125.70)}
 
 // Shared returns the memory that a GPU and its host have between them, for systems with one memory. It is 0 for others.
@@ -140,9 +153,9 @@ func (m Model) Shared() ledger.Bytes { return shared[m.Name] }
 
 // notes say what a plan of a model takes for granted.
 var notes = map[string]string{
-	"Vera-Rubin": "288 GB as NVIDIA announced it: no public run has printed what PyTorch can use of it",
+	"Vera-Rubin": "288 GB and its speeds are as NVIDIA announced them: no public run has printed what PyTorch can use",
 	"MI250X":     "one of the two dies of a card: PyTorch sees each as a GPU of 64 GB, and a rank trains on each",
-	"MI300A":     "HIP takes 96 GiB of its memory by default",
+	"MI300A":     "HIP takes three quarters of its memory by default, 94 GiB",
 }
 
 // sizes are the memories that products of one name are sold with. The first counts where a name lacks the memory. It is
@@ -160,7 +173,9 @@ type slice struct {
 	processors int
 }
 
-// instances of GPUs are those that "nvidia-smi mig -lgip" lists in public records.
+// instances of GPUs are those that "nvidia-smi mig -lgip" lists: of A100-40GB in NVIDIA's MIG User Guide, of the others
+// in public records. Drivers differ by up to 0.25 GiB. The largest of H100 (79.25 in records) is held to the whole
+// GPU's.
 var instances = map[string]map[string]slice{
 	"H100-80GB": {
 		"1g.10gb": {gib(9.75), 16}, "1g.20gb": {gib(19.62), 26}, "2g.20gb": {gib(19.62), 32},
