@@ -12,9 +12,9 @@ import (
 // parts are the ends of the names of files that functions go to. What is not listed stays in the file that avo writes.
 var parts = map[string]string{}
 
-// assign sends a kernel to the file of its format and instruction set. Files stay small enough for reviews and editors.
-func assign(function string, state abi.State, s instructionSet) {
-	parts[function] = strings.ToLower(stateName(state) + "_" + s.name)
+// assign sends a kernel to the file of its formats and instruction set. Files stay small enough for reviews and editors.
+func assign(function string, state abi.State, moments abi.MomentType, s instructionSet) {
+	parts[function] = strings.ToLower(stateName(state) + "_" + moments.String() + "_" + s.name)
 }
 
 var (

@@ -38,7 +38,7 @@ func main() {
 					continue
 				}
 				for _, algorithm := range algorithmsWith(moments) {
-					assign(updateName(algorithm, state, moments, s), state, s)
+					assign(updateName(algorithm, state, moments, s), state, moments, s)
 					if moments == abi.MomentsInt8 {
 						s.updateBlocks(state)
 					} else {
@@ -49,7 +49,7 @@ func main() {
 					continue
 				}
 				for _, count := range countsWith(moments) {
-					assign(trafficName(state, moments, count, s), state, s)
+					assign(trafficName(state, moments, count, s), state, moments, s)
 					s.traffic(state, moments, count)
 				}
 			}
