@@ -83,7 +83,8 @@ def test_copies_follow_to_the_bit(kind, dtype, state, moments, lr, request):
         moments = "fp32"
     model = GPT().to(dtype)
     optimizer = optimizer(model.parameters(), lr=lr, state=state, moments=moments, model=model, delta=True, **options)
-    check(model, optimizer, 2000 if request.config.getoption("--nightly") else 12)
+    long = 2000 if (dtype, state, moments) == (torch.bfloat16, "split", "fp32") else 100
+    check(model, optimizer, long if request.config.getoption("--nightly") else 12)
 
 
 @pytest.mark.parametrize("overlap", ["forward", "backward"])
