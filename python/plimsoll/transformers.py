@@ -2,7 +2,6 @@
 checkpoints of it beside the Trainer's own.
 """
 
-import inspect
 import os
 from typing import Any, Dict, List, Optional, Type
 
@@ -77,6 +76,11 @@ class TrainerMixin:
         Trainer takes it for the parameters.
         """
         options = _options(self.args.optim_args)
+        if options.get("sharding") == "zero2" and self._is_distributed:
+            raise ValueError(
+                "optim_args has 'sharding=zero2', but the Trainer's DistributedDataParallel averages gradients itself: leave "
+                "sharding out, which is zero1 then"
+            )
         if self.optimizer_cls_and_kwargs is not None:
             asked, given = self.optimizer_cls_and_kwargs
         else:
@@ -89,28 +93,29 @@ class TrainerMixin:
             )
         if self.is_deepspeed_enabled:
             raise ValueError("DeepSpeed updates the parameters itself: give no DeepSpeed configuration, or use transformers.Trainer")
-        known = inspect.signature(ours.__init__).parameters
-        given = {name: value for name, value in given.items() if name in known and name not in _OPTIONS}
         limit = self.args.max_grad_norm
         # The Trainer logs the norm also where it does not clip.
-        given.update(self._defaults(model), model=model, max_grad_norm=limit if limit and limit > 0 else float("inf"))
-        given.update(options)
+        norm = limit if limit and limit > 0 else float("inf")
+        given = {**given, **self._defaults(model), "model": model, "max_grad_norm": norm, **options}
         return type(ours.__name__, (ours,), {"__init__": lambda self, params: ours.__init__(self, params, **given)})
 
     def _defaults(self, model: torch.nn.Module) -> Dict[str, Any]:
         """The options of the optimizer that optim_args does not give."""
         options: Dict[str, Any] = {"overlap": "forward" if self._reads_no_parameters(model) else None}
-        parallel = self.args.parallel_mode == transformers.training_args.ParallelMode.DISTRIBUTED
-        if parallel and not self.is_fsdp_enabled:
+        if self._is_distributed and not self.is_fsdp_enabled:
             options.update(sharding="zero1", process_group=torch.distributed.group.WORLD)
         return options
+
+    @property
+    def _is_distributed(self) -> bool:
+        return self.args.parallel_mode == transformers.training_args.ParallelMode.DISTRIBUTED
 
     def _reads_no_parameters(self, model: torch.nn.Module) -> bool:
         """Whether all that runs between a step and the next forward pass, and in it, is known to read parameters in the forward
         passes of their own modules alone. Liger's fused loss does not: it reads the weight of a head that it does not call.
         """
-        if getattr(self, "compute_loss_func", None) is not None:
-            return False
+        if getattr(self, "compute_loss_func", None) is not None or self.args.n_gpu > 1:
+            return False  # DataParallel copies all parameters to other GPUs before the forward pass
         homes = {type(c).__module__ for c in self.callback_handler.callbacks}
         homes |= {getattr(type(self), name).__module__ for name in ("compute_loss", "training_step")}
         for module in model.modules():

@@ -100,6 +100,15 @@ def test_overlap_where_nobody_reads(tmp_path):
     assert ours(overlaps["told so"])._settings.moments == "bf16"
 
 
+def test_no_overlap_under_data_parallel(tmp_path):
+    """It copies parameters to other GPUs before any module's forward pass."""
+    made = model(torch.float32)
+    trainer = Trainer(made, arguments_of(tmp_path), train_dataset=Texts())
+    assert trainer._reads_no_parameters(made)
+    trainer.args._n_gpu = 2
+    assert not trainer._reads_no_parameters(made)
+
+
 def test_same_bits_with_overlap(tmp_path):
     behind = trained(Trainer, tmp_path / "a", torch.bfloat16)
     serial = trained(Trainer, tmp_path / "b", torch.bfloat16, optim_args="overlap=none")
@@ -167,6 +176,11 @@ def rank_of_trainer(rank, kind, folder, resume, options):
     if kind is Trainer:
         optimizer.synchronize()
     return logged(trainer, "loss"), logged(trainer, "grad_norm"), held, weights(trainer.accelerator.unwrap_model(trainer.model))
+
+
+def test_ranks_refuse_a_second_average(tmp_path):
+    with pytest.raises(AssertionError, match="sharding=zero2', but the Trainer's DistributedDataParallel"):
+        run(rank_of_trainer, Trainer, str(tmp_path), None, dict(optim_args="sharding=zero2"))
 
 
 def test_ranks_share_the_state(tmp_path):

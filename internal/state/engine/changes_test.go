@@ -40,12 +40,12 @@ func changedWords(s *Shard) (words []uint32) {
 // workers. Each step's changes lead from its parameters back to those before it.
 func TestStepsNoteChanges(t *testing.T) {
 	for i, c := range crashCases() {
+		if c.format.Parameter.Size() != 2 {
+			continue // notes say which parameters in fp32 changed, and not what they were
+		}
 		for _, sums := range []bool{false, true} {
 			t.Run(fmt.Sprint(i, "/sums=", sums), func(t *testing.T) {
 				s := c.newShard(t, i%2 == 0)
-				if s.config.Format.Parameter.Size() != 2 {
-					t.Skip("parameters in fp32 are noted without what they were")
-				}
 				if sums && s.config.Journal {
 					s.config.Sums = true
 				}
