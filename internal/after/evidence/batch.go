@@ -1,6 +1,10 @@
 package evidence
 
-import "strings"
+import (
+	"strings"
+
+	"plimsoll/internal/base/ledger"
+)
 
 func batchEnd(by, reason string) func(*match) Fact {
 	return func(*match) Fact { return BatchEnd{By: by, Reason: reason} }
@@ -140,7 +144,11 @@ var batchPatterns = []pattern{
 			`exceeded its local ephemeral storage limit|` +
 			`(?:EmptyDir|emptyDir) volume .*exceeds the limit`,
 		kind: Kubernetes,
-		fact: func(m *match) Fact { return podEnd("Evicted", m.whole) },
+		take: func(r *reader, m *match) {
+			for _, fact := range podEnds("Evicted", m.whole) {
+				r.emit(m, fact)
+			}
+		},
 	},
 	{ // kubelet: pkg/kubelet/eviction/eviction_manager.go
 		name:       "kubelet: evicts",
@@ -263,14 +271,18 @@ var batchPatterns = []pattern{
 		},
 		expression: `(?:(?P<n>\d+) Workers \(tasks / actors\) killed due to memory pressure|` +
 			`was (?P<used>[\d.]+GB) / (?P<limit>[\d.]+GB) \([\d.]+\), which exceeds the memory usage threshold|` +
-			`[Mm]ore than \d+% of the memory on node|` +
+			`[Mm]ore than \d+% of the memory on node(?: \S+ is used \((?P<old>[\d.]+) / (?P<size>[\d.]+) GB\))?|` +
 			`(?:killed|died) due to the node running low on memory)`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			if m.get("n") == "0" {
 				return nil
 			}
-			return batchKill("Ray")(m)
+			kill := BatchKill{By: "Ray", Count: m.integer("n", 0), Limit: m.size("limit", 1), Used: m.size("used", 1)}
+			if m.get("old") != "" {
+				kill.Used, kill.Limit = m.size("old", ledger.GiB), m.size("size", ledger.GiB)
+			}
+			return kill
 		},
 	},
 	{ // other batch systems: LSF, PBS, HTCondor, SGE

@@ -115,6 +115,28 @@ func (c container) facts() []Fact {
 	return facts
 }
 
+// usedBy is the kubelet's word on what a container held when its node was low on memory.
+var usedBy = lazyregexp.New(`Container (\S+) was using (\d+[KMGTP]?i?)`)
+
+// podEnds returns the end of a pod that Kubernetes wanted, with what its containers held, or nothing.
+func podEnds(reason, message string) []Fact {
+	end := podEnd(reason, message)
+	if end == nil {
+		return nil
+	}
+	list := MemoryList{By: "the kubelet"}
+	if low := lowOn.FindStringSubmatch(message); low != nil && strings.EqualFold(low[1]+low[2], "memory") {
+		for _, groups := range usedBy.FindAllStringSubmatch(message, mostListed) {
+			list.Holders = append(list.Holders, MemoryHolder{Name: "container " + groups[1],
+				Bytes: quantity(groups[2]).Bytes})
+		}
+	}
+	if list.Holders == nil {
+		return []Fact{end}
+	}
+	return []Fact{end, list}
+}
+
 // podEnd returns the end of a pod that Kubernetes wanted, or nil.
 func podEnd(reason, message string) Fact {
 	switch reason {
@@ -174,26 +196,26 @@ func readEvent(r *reader, d *document, event *strict.Value) {
 	case "OOMKilling", "SystemOOM", "TaskOOM":
 		d.add(r, at, BatchKill{By: "Kubernetes", What: textAt(event, "involvedObject.name")})
 	default:
-		if end := podEnd(at.Text, message); end != nil {
-			d.add(r, at, end)
+		for _, fact := range podEnds(at.Text, message) {
+			d.add(r, at, fact)
 		}
 	}
 }
 
 func readPod(r *reader, d *document, pod *strict.Value) {
 	if at := pod.Find("status.reason"); at != nil {
-		end := podEnd(at.Text, textAt(pod, "status.message"))
+		facts := podEnds(at.Text, textAt(pod, "status.message"))
 		if message := pod.Find("status.message"); message != nil && (at.Text == "Evicted" || at.Text == "Terminated") {
 			at = message // it says why
 		}
-		if end != nil {
-			d.add(r, at, end)
+		for _, fact := range facts {
+			d.add(r, at, fact)
 		}
 	}
 	each(pod.Find("status.conditions"), func(condition *strict.Value) {
 		if at := condition.Find("message"); at != nil && textAt(condition, "status") == "True" {
-			if end := podEnd(textAt(condition, "reason"), at.Text); end != nil {
-				d.add(r, at, end)
+			for _, fact := range podEnds(textAt(condition, "reason"), at.Text) {
+				d.add(r, at, fact)
 			}
 		}
 	})

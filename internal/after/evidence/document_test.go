@@ -36,7 +36,7 @@ var documents = []struct {
 }
 `, facts: `5 Limit{Name:memory.max Group:container trainer Bytes:64.0 GiB}
 6 Limit{Name:/dev/shm Group: Bytes:8.00 GiB}
-15 BatchKill{By:Kubernetes What:container trainer PID:0 Count:0 Limit:64.0 GiB}
+15 BatchKill{By:Kubernetes What:container trainer PID:0 Count:0 Limit:64.0 GiB Used:unknown}
 15 ProcessEnded{By:Kubernetes Rank:-1 LocalRank:-1 PID:0 ExitCode:137 Signal:0 Victim:false First:false}
 `},
 	{name: "kubectl get pod -o yaml", kind: Kubernetes, text: `apiVersion: v1
@@ -52,7 +52,7 @@ items:
   reason: OOMKilling
   involvedObject: {name: trainer-0}
 `, facts: `8 BatchEnd{By:Kubernetes Reason:evicted: the node was low on memory}
-11 BatchKill{By:Kubernetes What:trainer-0 PID:0 Count:0 Limit:unknown}
+11 BatchKill{By:Kubernetes What:trainer-0 PID:0 Count:0 Limit:unknown Used:unknown}
 `},
 	{name: "docker inspect", kind: Docker, text: `[
   {
@@ -70,7 +70,7 @@ items:
     }
   }
 ]
-`, facts: `7 BatchKill{By:Docker What:container trainer PID:0 Count:0 Limit:64.0 GiB}
+`, facts: `7 BatchKill{By:Docker What:container trainer PID:0 Count:0 Limit:64.0 GiB Used:unknown}
 8 ProcessEnded{By:Docker Rank:-1 LocalRank:-1 PID:0 ExitCode:137 Signal:0 Victim:false First:false}
 11 Limit{Name:memory.max Group:container trainer Bytes:64.0 GiB}
 12 Limit{Name:/dev/shm Group:container trainer Bytes:64.0 MiB}
@@ -95,7 +95,7 @@ items:
     }
   ]
 }
-`, facts: `6 BatchKill{By:Slurm What:41003 PID:0 Count:0 Limit:64.0 GiB}
+`, facts: `6 BatchKill{By:Slurm What:41003 PID:0 Count:0 Limit:64.0 GiB Used:unknown}
 6 Counters{Group:41003 File:sacct Values:map[ReqMem:68719476736]}
 12 ProcessEnded{By:Slurm Rank:-1 LocalRank:-1 PID:0 ExitCode:1 Signal:0 Victim:false First:false}
 12 Counters{Group:41003.0 File:sacct Values:map[MaxRSS:68608000000]}

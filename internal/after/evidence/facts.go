@@ -207,6 +207,7 @@ type (
 		PID   int    // 0 if unknown
 		Count int
 		Limit Size
+		Used  Size // of the memory that Limit is the size of
 	}
 
 	// Restarted is a launcher's word that it starts the ranks again. What failed before has been dealt with.
@@ -219,6 +220,12 @@ type (
 	BatchEnd struct {
 		By, Reason string // "time limit", "preempted", "cancelled", "node failure", "evicted"
 	}
+)
+
+// Statistics of a kill that have no name of the kernel's: the pools of huge pages of all nodes.
+const (
+	HugePages     = "hugetlb_total"
+	FreeHugePages = "hugetlb_free"
 )
 
 // Facts of kernels and cgroups.
@@ -243,7 +250,7 @@ type (
 		Shared      Size
 		PageTables  Size
 		Score       int
-		// Processes is the kernel's table, and Stats the statistics of the cgroup, in bytes.
+		// Processes is the kernel's table, and Stats the statistics of the cgroup or of the host's nodes, in bytes.
 		Processes []KernelProcess
 		Stats     map[string]ledger.Bytes
 		Nodes     []NUMANode
@@ -290,6 +297,19 @@ type (
 		Name  string // RLIMIT_AS, RLIMIT_MEMLOCK, memory.max, /dev/shm, overcommit
 		Group string // the cgroup, the container or the job that it is for; empty if the file does not name one
 		Bytes Size   // unknown: unlimited
+	}
+
+	// MemoryList is who holds memory of a host, as a program lists it.
+	MemoryList struct {
+		By      string // Ray, ps, top, docker stats, kubectl top, the kubelet
+		Holders []MemoryHolder
+	}
+
+	// MemoryHolder is a process, a container or a pod in a list.
+	MemoryHolder struct {
+		PID   int // 0 for what is no process
+		Name  string
+		Bytes ledger.Bytes
 	}
 
 	// FileSystem is a file system as df shows it.

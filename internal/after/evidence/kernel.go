@@ -17,6 +17,7 @@ type kernelLog struct {
 	header  []string     // the columns of the table after the PID
 	names   bool         // the last column has the names; a pager may have cut it off
 	page    ledger.Bytes // 0 if unknown
+	slab    int64        // pages of the kernel's own that it cannot free
 	decided bool         // the kernel has said which process it kills
 	proven  bool         // a line comes from the OOM killer, and not from a failed allocation
 	named   string       // the cgroup that is killed as a whole
@@ -96,9 +97,6 @@ var kernelPatterns = []pattern{
 		kind:       KernelLog,
 		take: func(r *reader, m *match) {
 			kill := r.kernel(m).proof(m)
-			if kill.Stats == nil {
-				kill.Stats = map[string]ledger.Bytes{}
-			}
 			if kill.Group == "" {
 				kill.Group = m.get("cg")
 			}
@@ -106,7 +104,7 @@ var kernelPatterns = []pattern{
 				kill.Constraint = "CONSTRAINT_MEMCG"
 			}
 			for _, pair := range statistic.FindAllStringSubmatch(m.get("rest"), -1) {
-				kill.Stats[pair[1]] += sizeOf(pair[2], kb).Bytes
+				kill.stats()[pair[1]] += sizeOf(pair[2], kb).Bytes
 			}
 			r.begin(m.stream, &statistics{kill})
 		},
@@ -124,18 +122,33 @@ var kernelPatterns = []pattern{
 		kind:       KernelLog,
 		take:       func(r *reader, m *match) { r.kernel(m).page = m.size("page", kb).Bytes },
 	},
+	{ // hugetlb_show_meminfo: pages that are set apart for those who ask for huge ones
+		name:       "huge pages of a node",
+		literals:   []string{"hugepages_total="},
+		expression: `^Node \d+ hugepages_total=(?P<total>\d+) hugepages_free=(?P<free>\d+) .*hugepages_size=(?P<size>\d+kB)`,
+		kind:       KernelLog,
+		take: func(r *reader, m *match) {
+			stats, size := r.kernel(m).begun(m).stats(), m.size("size", kb).Bytes
+			stats[HugePages] += ledger.Bytes(m.integer("total", 0)) * size
+			stats[FreeHugePages] += ledger.Bytes(m.integer("free", 0)) * size
+		},
+	},
+	{ // show_mem: the whole host, in pages
+		name:       "slab of the kernel",
+		literals:   []string{" slab_unreclaimable:"},
+		expression: ` slab_unreclaimable:(?P<pages>\d+)(?: |$)`,
+		kind:       KernelLog,
+		take:       func(r *reader, m *match) { r.kernel(m).slab = int64(m.integer("pages", 0)) },
+	},
 	{ // show_mem: the nodes
 		name:       "memory of a node",
 		literals:   []string{" active_anon:"},
 		expression: `^Node (?P<node>\d+) (?P<rest>active_anon:\d+kB .*)`,
 		kind:       KernelLog,
 		take: func(r *reader, m *match) {
-			kill := r.kernel(m).begun(m)
-			if kill.Stats == nil {
-				kill.Stats = map[string]ledger.Bytes{}
-			}
+			stats := r.kernel(m).begun(m).stats()
 			for _, pair := range statistic.FindAllStringSubmatch(m.get("rest"), -1) {
-				kill.Stats[pair[1]] += sizeOf(pair[2], kb).Bytes
+				stats[pair[1]] += sizeOf(pair[2], kb).Bytes
 			}
 		},
 	},
@@ -308,6 +321,14 @@ func (k *kernelLog) begun(m *match) *KernelKill {
 	return k.kill
 }
 
+// stats returns the statistics of the kill, to add to.
+func (kill *KernelKill) stats() map[string]ledger.Bytes {
+	if kill.Stats == nil {
+		kill.Stats = map[string]ledger.Bytes{}
+	}
+	return kill.Stats
+}
+
 // scope takes which memory ran out, where no other line has said so.
 func (k *kernelLog) scope(m *match) {
 	if k.kill.Constraint == "" && strings.Contains(m.get("scope"), "group ") {
@@ -368,15 +389,19 @@ func (k *kernelLog) end(r *reader) {
 	if kill == nil {
 		return
 	}
+	page := k.pageOf(kill)
 	if r.rows += len(k.table); r.rows <= mostRows {
-		kill.Processes = k.processes(kill)
+		kill.Processes = k.processes(page)
+	}
+	if k.slab > 0 {
+		kill.stats()["slab_unreclaimable"] = ledger.Bytes(k.slab) * page
 	}
 	if k.proven {
 		k.before, k.last = kill, len(r.source.Findings)
 		r.add(&k.at, *kill)
 		r.killed[kill.PID] = true
 	}
-	k.kill, k.table, k.decided, k.proven = nil, nil, false, false
+	k.kill, k.table, k.slab, k.decided, k.proven = nil, nil, 0, false, false
 	if !kill.WholeGroup {
 		k.named = ""
 	}
@@ -392,7 +417,7 @@ func (b *statistics) line(_ *reader, t *text) bool {
 	if groups == nil || len(b.kill.Stats) > 1000 {
 		return false
 	}
-	b.kill.Stats[groups[1]] = sizeOf(groups[2], 1).Bytes
+	b.kill.stats()[groups[1]] = sizeOf(groups[2], 1).Bytes
 	return true
 }
 
@@ -427,12 +452,9 @@ func (b *processTable) line(_ *reader, t *text) bool {
 
 func (*processTable) end(*reader) {}
 
-// processes returns the table in bytes. Its numbers are pages. The list of free blocks begins with one of a page's
-// size, and the row of the killed process shows the size, as the kernel also prints its virtual size in kB.
-func (k *kernelLog) processes(kill *KernelKill) []KernelProcess {
-	if len(k.table) == 0 {
-		return nil
-	}
+// pageOf returns the size of the kernel's pages. The list of free blocks begins with one of a page's size, and the row
+// of the killed process shows the size, as the kernel also prints its virtual size in kB.
+func (k *kernelLog) pageOf(kill *KernelKill) ledger.Bytes {
 	page := cmp.Or(k.page, pageSize)
 	for _, row := range k.table {
 		if row.pid != kill.PID || row.values["total_vm"] == 0 {
@@ -442,6 +464,14 @@ func (k *kernelLog) processes(kill *KernelKill) []KernelProcess {
 		if size >= 2048 && size <= 1<<18 && size&(size-1) == 0 {
 			page = size
 		}
+	}
+	return page
+}
+
+// processes returns the table in bytes. Its numbers are pages.
+func (k *kernelLog) processes(page ledger.Bytes) []KernelProcess {
+	if len(k.table) == 0 {
+		return nil
 	}
 	list := make([]KernelProcess, len(k.table))
 	for i, row := range k.table {

@@ -1,7 +1,9 @@
 package evidence
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"plimsoll/internal/base/ledger"
@@ -210,7 +212,13 @@ func (f ProcessEnded) Says() string {
 // Says says it.
 func (f BatchKill) Says() string {
 	return sentence(f.By+" says that memory ran out", by("in %s", f.What), number("%d times", f.Count),
-		with("limit %s", f.Limit))
+		with("used %s", f.Used), with("limit %s", f.Limit))
+}
+
+// Says says it.
+func (f MemoryList) Says() string {
+	most := slices.MaxFunc(f.Holders, func(a, b MemoryHolder) int { return cmp.Compare(a.Bytes, b.Bytes) })
+	return fmt.Sprintf("%s lists who holds memory: of %d most has %s, %v", f.By, len(f.Holders), most.Name, most.Bytes)
 }
 
 // Says says it.

@@ -80,6 +80,17 @@ var usagePatterns = []pattern{
 			r.begin(m.stream, &freeTable{columns: columns, at: m.text, values: map[string]int64{}})
 		},
 	},
+	{ // procps: src/top/top.c
+		name:       "top: memory",
+		literals:   []string{" Mem :"},
+		expression: `^(?P<unit>[KMGT])iB Mem : +(?P<total>[\d.]+) total, +(?P<free>[\d.]+) free, +[\d.]+ used, +(?P<cache>[\d.]+) buff/cache`,
+		kind:       HostCounter,
+		fact: func(m *match) Fact {
+			bytes := func(group string) int64 { return int64(sizeOf(m.get(group)+m.get("unit"), 1).Bytes) }
+			return Counters{File: "top", Values: map[string]int64{
+				"MemTotal": bytes("total"), "MemFree": bytes("free"), "Cached": bytes("cache")}}
+		},
+	},
 	{ // nvidia-smi
 		name:       "nvidia-smi",
 		literals:   []string{"NVIDIA-SMI"},

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"maps"
 	"strings"
 	"testing"
 
@@ -8,6 +9,7 @@ import (
 
 	"plimsoll/internal/after/evidence"
 	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/base/samples"
 	"plimsoll/internal/plan/job"
 )
 
@@ -69,5 +71,120 @@ func TestPlannedPartsAreNoHolders(t *testing.T) {
 	}
 	if !strings.Contains(strings.Join(e.Notes, " "), "The plan of the job divides what its tensors hold: ") {
 		t.Errorf("no note divides the tensors: %q", e.Notes)
+	}
+}
+
+// TestHostBalance: whatever the kernel has counted, the holders are all that was in use, and no more.
+func TestHostBalance(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		share := func(name string) ledger.Bytes { return ledger.Bytes(rapid.Int64Range(0, 20<<10).Draw(t, name)) << 20 }
+		var processes []evidence.KernelProcess
+		var anonymous ledger.Bytes
+		for pid := range rapid.IntRange(1, 20).Draw(t, "processes") {
+			p := evidence.KernelProcess{PID: pid + 1, Name: "python", Anonymous: share("anonymous") + ledger.MiB}
+			p.Resident = p.Anonymous
+			anonymous += p.Anonymous
+			processes = append(processes, p)
+		}
+		shared, cache, kernel, rest := share("shared"), share("cache"), share("kernel"), share("rest")
+		used := anonymous + shared + cache + kernel + rest
+		kill := evidence.KernelKill{PID: 1, Name: "python", Processes: processes, Constraint: "CONSTRAINT_NONE"}
+		if rapid.Bool().Draw(t, "of a cgroup") {
+			kill.Constraint, kill.Usage = "CONSTRAINT_MEMCG", known(used)
+			kill.Stats = map[string]ledger.Bytes{"shmem": shared, "file": cache + shared, "kernel": kernel}
+		} else {
+			free := share("free")
+			kill.Nodes = []evidence.NUMANode{{Size: known(used + free), Free: known(free)}}
+			kill.Stats = map[string]ledger.Bytes{"shmem": shared, "active_file": cache, "pagetables": kernel / 2,
+				evidence.HugePages: kernel - kernel/2}
+		}
+		e := Explain(Inputs{Sources: []*evidence.Source{from("dmesg", evidence.KernelLog, kill)}})
+		var sum, unexplained ledger.Bytes
+		for _, h := range e.Holders {
+			sum += h.Bytes
+			if h.Component == "unexplained" {
+				unexplained += h.Bytes
+			}
+		}
+		if sum > used || sum < used-max(used/tellingShare, rounding) {
+			t.Errorf("%v of %v have a holder: %+v", sum, used, e.Holders)
+		}
+		if len(e.Holders) < mostHolders && unexplained > 0 && unexplained != rest {
+			t.Errorf("%v are unexplained, expected %v", unexplained, rest)
+		}
+	})
+}
+
+// TestListedHolders: a list of Ray, ps or the kubelet divides the memory of the host, as far as it says whose it is.
+func TestListedHolders(t *testing.T) {
+	for name, c := range map[string]struct {
+		text string
+		want map[string]ledger.Bytes
+	}{
+		"Ray": {"Memory on the node (IP: 10.8.1.17, ID: 4b0d) where the task (actor ID: 9c1f, name=A, pid=41, memory " +
+			"used=30.00GB) was running was 95.00GB / 100.00GB (0.95), which exceeds the memory usage threshold of 0.95.\n" +
+			"PID\tMEM(GB)\tCOMMAND\n41\t30.00\tray::Worker.step\n42\t25.00\tray::Worker.step\n",
+			map[string]ledger.Bytes{"process 41": 30 * gib, "process 42": 25 * gib, "unexplained": 40 * gib}},
+		"Ray, twice": {"PID\tMEM(GB)\tCOMMAND\n7\t90.00\tray::Old\nTask was killed due to the node running low on " +
+			"memory.\nPID\tMEM(GB)\tCOMMAND\n41\t30.00\tray::Worker.step\n",
+			map[string]ledger.Bytes{"process 41": 30 * gib}},
+		"ps": {"System OOM encountered, victim process: python, pid: 41\n" +
+			"USER PID %CPU %MEM VSZ RSS TTY STAT START TIME COMMAND\nroot 41 99.0 60.0 99999999 31457280 ? Rl 09:12 91:02 " +
+			"python train.py\nMiB Mem : 51200.0 total, 10240.0 free, 40960.0 used, 5120.0 buff/cache\n",
+			map[string]ledger.Bytes{"process 41": 30 * gib, "page_cache": 5 * gib, "unexplained": 5 * gib}},
+		"the kubelet": {"The node was low on resource: memory. Threshold quantity: 100Mi, available: 88Mi. Container " +
+			"trainer was using 57Gi, request is 0, has larger consumption of memory. Container sidecar was using 1Gi, " +
+			"request is 2Gi.\n", map[string]ledger.Bytes{"container trainer": 57 * gib, "container sidecar": gib}},
+	} {
+		e := explainText(t, c.text)
+		got := map[string]ledger.Bytes{}
+		for _, h := range e.Holders {
+			got[h.Component] = h.Bytes
+		}
+		if e.Cause.Resource != Host || !maps.Equal(got, c.want) {
+			t.Errorf("%s: %s, %v, expected %v", name, e.Cause.Resource, got, c.want)
+		}
+	}
+}
+
+// TestRecordedBalance: the last sample divides what was in use, also among those that are not of the job.
+func TestRecordedBalance(t *testing.T) {
+	sample := samples.Sample{
+		Node: samples.Node{Memory: 100 * gib, Free: 2 * gib, Available: 4 * gib, Anonymous: 35 * gib, Shared: 20 * gib,
+			PageCache: 3 * gib, HugetlbTotal: 16 * gib, HugetlbFree: 12 * gib,
+			SharedFiles: samples.FileSystem{Size: 16 * gib, Used: 16 * gib}},
+		Groups: []samples.Group{{Name: "/job", Limit: 40 * gib, Current: 40 * gib, Anonymous: 6 * gib, Shared: 30 * gib,
+			File: 31 * gib, Kernel: gib}},
+	}
+	for name, c := range map[string]struct {
+		fact     evidence.Fact
+		resource Resource
+		want     map[string]ledger.Bytes
+		edit     string
+	}{
+		"host": {evidence.KernelKill{PID: 77, Constraint: "CONSTRAINT_NONE"}, Host, map[string]ledger.Bytes{
+			"process 77": 5 * gib, "anonymous": 30 * gib, "shared_memory": 20 * gib, "page_cache": 3 * gib,
+			"huge_pages": 16 * gib, "unexplained": 24 * gib}, ""},
+		"cgroup": {evidence.KernelKill{PID: 77, Constraint: "CONSTRAINT_MEMCG"}, CGroup, map[string]ledger.Bytes{
+			"process 77": 5 * gib, "anonymous": gib, "shared_memory": 30 * gib, "page_cache": gib, "kernel": gib,
+			"unexplained": 2 * gib}, ""},
+		"shm": {evidence.SharedMemoryFull{By: "DataLoader"}, SharedMemory, map[string]ledger.Bytes{
+			"unexplained": 16 * gib}, ""},
+		"the host as a batch system saw it": {evidence.BatchKill{By: "earlyoom"}, Host, map[string]ledger.Bytes{
+			"process 77": 5 * gib, "anonymous": 30 * gib, "shared_memory": 20 * gib, "page_cache": 3 * gib,
+			"huge_pages": 16 * gib, "unexplained": 24 * gib}, "vm.nr_hugepages"},
+	} {
+		e := Explain(Inputs{Sources: []*evidence.Source{from("log", evidence.TrainerLog, c.fact)},
+			Recordings: []*Recording{recorded(sample, samples.RankEnd{Signal: 9})}})
+		got := map[string]ledger.Bytes{}
+		for _, h := range e.Holders {
+			got[h.Component] = h.Bytes
+		}
+		if e.Cause.Resource != c.resource || !maps.Equal(got, c.want) {
+			t.Errorf("%s: %s, %v, expected %s, %v", name, e.Cause.Resource, got, c.resource, c.want)
+		}
+		if c.edit != "" && (len(e.Edits) == 0 || e.Edits[0].Key != c.edit || e.Edits[0].Frees != 12*gib) {
+			t.Errorf("%s: the edits are %+v, expected %s first", name, e.Edits, c.edit)
+		}
 	}
 }

@@ -23,6 +23,8 @@ var (
 		"it shows whether the GPU is full, also by other processes"}
 	collectLimits = Collect{"ulimit -a; cat /proc/sys/vm/overcommit_memory; grep -E 'Mem|Commit' /proc/meminfo",
 		"limits of the process and of the host on memory that is only promised"}
+	collectHolders = Collect{"ps aux --sort=-rss | head -20; cat /proc/meminfo; df -h /dev/shm",
+		"who holds memory of the host, while the job runs: plimsoll explain reads all three"}
 	collectShared  = Collect{"df -h /dev/shm", "its size and what is in use"}
 	collectBacks   = Collect{"PYTHONFAULTHANDLER=1 COMMAND", "Python then prints where it was when the signal came"}
 	collectThreads = Collect{"ulimit -u; cat /sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup)/pids.*",
@@ -43,7 +45,11 @@ func (s *scene) collect(top claim, e *Explanation) []Collect {
 	case GPU:
 		list = append(list, collectGPU, collectSnapshot)
 	case Host, AddressSpace, NUMANode:
-		list = append(list, collectLimits, collectKernel)
+		if _, killed := top.at.Fact.(evidence.BatchKill); killed {
+			list = append(list, collectHolders, collectKernel)
+		} else {
+			list = append(list, collectLimits, collectKernel)
+		}
 	case CGroup:
 		list = append(list, collectKernel)
 		if len(all[oomCounts](s.findings)) == 0 {

@@ -194,6 +194,10 @@ func (s *scene) hostEdits(top claim, phase *ledger.PhaseName) []Edit {
 			"the kernel then promises memory beyond CommitLimit, as CUDA and PyTorch expect (sysctl)")}
 	}
 	var list []Edit
+	if unused := s.unusedHugePages(top); unused > 0 && top.resource == Host {
+		list = append(list, edit("vm.nr_hugepages", "", "fewer", "the pools of huge pages hold memory that nobody uses, "+
+			"and nothing else can use it (sysctl)").freeing(unused))
+	}
 	if s.hasLoaders() {
 		list = append(list, edit("num_workers", "", "fewer", "every worker of a DataLoader is a process of its own"))
 	}

@@ -314,7 +314,9 @@ func byLimit(s *scene, b evidence.BatchKill) bool {
 	switch b.By {
 	case "systemd":
 		return b.Limit.Known || s.peakAtLimit("")
-	case "systemd-oomd", "earlyoom", "Ray", "the kubelet", "the hosting service", evidence.UserSpace, recorder:
+	case "Ray": // its limit is the memory of the node
+		return false
+	case "systemd-oomd", "earlyoom", "the kubelet", "the hosting service", evidence.UserSpace, recorder:
 		return b.Limit.Known
 	}
 	return true

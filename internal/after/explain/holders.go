@@ -22,15 +22,7 @@ func (s *scene) holders(top claim, phase *ledger.PhaseName) []Holder {
 	case GPU:
 		list = s.gpuHolders(top)
 	case Host, CGroup, NUMANode, SharedMemory, LockedMemory:
-		if k, ok := top.at.Fact.(evidence.KernelKill); ok {
-			list = kernelHolders(k)
-		}
-		if recorded := s.recordedHolders(top.resource); len(recorded) > 0 {
-			list = recorded
-		}
-		if list == nil && top.resource == CGroup {
-			list = s.statHolders()
-		}
+		list = s.hostHolders(top)
 	}
 	list = largest(list)
 	planned := largest(s.plannedHolders(top.resource, phase))
@@ -43,11 +35,35 @@ func (s *scene) holders(top claim, phase *ledger.PhaseName) []Holder {
 	return list
 }
 
-// largest returns the largest holders, in the order of their bytes.
+// hostHolders divides memory of the host: what was recorded goes before the kernel's words, and those before a list.
+func (s *scene) hostHolders(top claim) []Holder {
+	if recorded := s.recordedHolders(top.resource); len(recorded) > 0 || top.resource == SharedMemory && s.levels != nil {
+		return s.recordedUse(top.resource).balanced(recorded)
+	}
+	if k, ok := top.at.Fact.(evidence.KernelKill); ok {
+		return kernelHolders(k)
+	}
+	if list := s.listed(top); list != nil {
+		return list
+	}
+	if top.resource == CGroup {
+		return s.statHolders()
+	}
+	return nil
+}
+
+// largest returns the largest holders, in the order of their bytes, and the others as one.
 func largest(list []Holder) []Holder {
 	list = slices.DeleteFunc(list, func(h Holder) bool { return h.Bytes <= 0 })
 	slices.SortStableFunc(list, func(a, b Holder) int { return cmp.Compare(b.Bytes, a.Bytes) })
-	return list[:min(len(list), mostHolders)]
+	if len(list) <= mostHolders {
+		return list
+	}
+	others := Holder{Component: "others", Text: fmt.Sprintf("%d others", len(list)-mostHolders+1)}
+	for _, h := range list[mostHolders-1:] {
+		others.Bytes += h.Bytes
+	}
+	return append(list[:mostHolders-1], others)
 }
 
 // mostDivided is how many planned parts a note names.
@@ -139,24 +155,32 @@ func holderOf(h ledger.Holding, when string) Holder {
 	return Holder{string(h.Component), h.Bytes, h.Component.Title() + ", " + when}
 }
 
-// kernelHolders returns the processes of the kernel's table, or the kinds of memory that the kernel has counted.
+// kernelHolders returns the processes of the kernel's table, or the kinds of memory that the kernel has counted, and
+// what remains of the memory that was short.
 func kernelHolders(k evidence.KernelKill) []Holder {
 	var list []Holder
 	for _, p := range k.Processes {
-		list = append(list, Holder{fmt.Sprintf("process %d", p.PID), p.Resident, fmt.Sprintf("%s, resident", p.Name)})
+		h := Holder{fmt.Sprintf("process %d", p.PID), p.Resident, fmt.Sprintf("%s, resident", p.Name)}
+		if p.Anonymous > 0 { // newer kernels tell it apart, and shared pages are then counted once
+			h.Bytes, h.Text = p.Anonymous, fmt.Sprintf("%s, anonymous memory", p.Name)
+		}
+		list = append(list, h)
 	}
 	if len(list) > 0 {
-		return list
+		return kernelUse(k).balanced(list)
 	}
-	if len(k.Stats) > 0 {
+	if inGroup(nil, k) && len(k.Stats) > 0 {
 		return kindHolders(k.Stats)
 	}
 	name := fmt.Sprintf("process %d", k.PID)
-	return []Holder{
+	list = []Holder{
 		{name, k.Anonymous.Bytes, k.Name + ", anonymous memory"},
 		{name, k.Shared.Bytes, k.Name + ", shared memory: /dev/shm, or pinned by CUDA"},
 		{name, k.PageTables.Bytes, k.Name + ", page tables"},
 	}
+	u := kernelUse(k)
+	u.rest = "of other processes, which this log does not list, or of none"
+	return u.balanced(list)
 }
 
 // kindHolders returns the kinds of a cgroup's memory. The page cache is left out: the kernel frees it before it kills.

@@ -31,6 +31,7 @@ func (r *Regexp) Find(b []byte) []byte                 { return r.compiled().Fin
 func (r *Regexp) FindString(s string) string           { return r.compiled().FindString(s) }
 func (r *Regexp) FindStringIndex(s string) []int       { return r.compiled().FindStringIndex(s) }
 func (r *Regexp) FindStringSubmatch(s string) []string { return r.compiled().FindStringSubmatch(s) }
+func (r *Regexp) SubexpIndex(name string) int          { return r.compiled().SubexpIndex(name) }
 func (r *Regexp) FindSubmatch(b []byte) [][]byte       { return r.compiled().FindSubmatch(b) }
 func (r *Regexp) FindStringSubmatchIndex(s string) []int {
 	return r.compiled().FindStringSubmatchIndex(s)
