@@ -195,8 +195,8 @@ func (s *scene) hostEdits(top claim, phase *ledger.PhaseName) []Edit {
 	}
 	var list []Edit
 	if unused := s.unusedHugePages(top); unused > 0 && top.resource == Host {
-		list = append(list, edit("vm.nr_hugepages", "", "fewer", "the pools of huge pages hold memory that nobody uses, "+
-			"and nothing else can use it (sysctl)").freeing(unused))
+		list = append(list, edit("vm.nr_hugepages", "", "fewer", "the pools of huge pages hold memory that nobody "+
+			"uses, and nothing else can use it (sysctl)").freeing(unused))
 	}
 	if s.hasLoaders() {
 		list = append(list, edit("num_workers", "", "fewer", "every worker of a DataLoader is a process of its own"))

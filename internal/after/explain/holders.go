@@ -37,7 +37,8 @@ func (s *scene) holders(top claim, phase *ledger.PhaseName) []Holder {
 
 // hostHolders divides memory of the host: what was recorded goes before the kernel's words, and those before a list.
 func (s *scene) hostHolders(top claim) []Holder {
-	if recorded := s.recordedHolders(top.resource); len(recorded) > 0 || top.resource == SharedMemory && s.levels != nil {
+	recorded := s.recordedHolders(top.resource)
+	if len(recorded) > 0 || top.resource == SharedMemory && s.levels != nil {
 		return s.recordedUse(top.resource).balanced(recorded)
 	}
 	if k, ok := top.at.Fact.(evidence.KernelKill); ok {
