@@ -122,19 +122,19 @@ func TestListedHolders(t *testing.T) {
 		want map[string]ledger.Bytes
 	}{
 		"Ray": {"Memory on the node (IP: 10.8.1.17, ID: 4b0d) where the task (actor ID: 9c1f, name=A, pid=41, memory " +
-			"used=30.00GB) was running was 95.00GB / 100.00GB (0.95), which exceeds the memory usage threshold of 0.95.\n" +
-			"PID\tMEM(GB)\tCOMMAND\n41\t30.00\tray::Worker.step\n42\t25.00\tray::Worker.step\n",
+			"used=30.00GB) was running was 95.00GB / 100.00GB (0.95), which exceeds the memory usage threshold of " +
+			"0.95.\nPID\tMEM(GB)\tCOMMAND\n41\t30.00\tray::Worker.step\n42\t25.00\tray::Worker.step\n",
 			map[string]ledger.Bytes{"process 41": 30 * gib, "process 42": 25 * gib, "unexplained": 40 * gib}},
 		"Ray, twice": {"PID\tMEM(GB)\tCOMMAND\n7\t90.00\tray::Old\nTask was killed due to the node running low on " +
 			"memory.\nPID\tMEM(GB)\tCOMMAND\n41\t30.00\tray::Worker.step\n",
 			map[string]ledger.Bytes{"process 41": 30 * gib}},
 		"ps": {"System OOM encountered, victim process: python, pid: 41\n" +
-			"USER PID %CPU %MEM VSZ RSS TTY STAT START TIME COMMAND\nroot 41 99.0 60.0 99999999 31457280 ? Rl 09:12 91:02 " +
-			"python train.py\nMiB Mem : 51200.0 total, 10240.0 free, 40960.0 used, 5120.0 buff/cache\n",
+			"USER PID %CPU %MEM VSZ RSS TTY STAT START TIME COMMAND\nroot 41 99.0 60.0 99999999 31457280 ? Rl 09:12 " +
+			"91:02 python train.py\nMiB Mem : 51200.0 total, 10240.0 free, 40960.0 used, 5120.0 buff/cache\n",
 			map[string]ledger.Bytes{"process 41": 30 * gib, "page_cache": 5 * gib, "unexplained": 5 * gib}},
-		"the kubelet": {"The node was low on resource: memory. Threshold quantity: 100Mi, available: 88Mi. Container " +
-			"trainer was using 57Gi, request is 0, has larger consumption of memory. Container sidecar was using 1Gi, " +
-			"request is 2Gi.\n", map[string]ledger.Bytes{"container trainer": 57 * gib, "container sidecar": gib}},
+		"the kubelet": {"The node was low on resource: memory. Threshold quantity: 100Mi, available: 88Mi. " +
+			"Container trainer was using 57Gi, request is 0, has larger consumption of memory. Container sidecar was " +
+			"using 1Gi, request is 2Gi.\n", map[string]ledger.Bytes{"container trainer": 57 * gib, "container sidecar": gib}},
 	} {
 		e := explainText(t, c.text)
 		got := map[string]ledger.Bytes{}
