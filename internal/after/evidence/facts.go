@@ -87,6 +87,7 @@ type (
 	DriverOutOfMemory struct {
 		Call    string // as far as the text says
 		Pinning bool   // the traceback or the text names pinned memory
+		Waking  bool   // a rollout engine maps its memory again after it slept
 	}
 
 	// LibraryFailed is an error of a CUDA library that may come from missing memory.

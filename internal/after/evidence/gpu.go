@@ -362,6 +362,11 @@ func driverOutOfMemory(m *match) Fact {
 	if mayBeNone.MatchString(m.whole) {
 		return AllocationRetried{}
 	}
-	pinned := m.stream.trace != nil && m.stream.trace.pinned || pinnedText.MatchString(m.whole)
-	return DriverOutOfMemory{Call: m.get("call") + m.get("code"), Pinning: pinned}
+	t := m.stream.trace
+	return DriverOutOfMemory{Call: m.get("call") + m.get("code"),
+		Pinning: t != nil && t.pinned || pinnedText.MatchString(m.whole),
+		Waking:  t != nil && t.phase == ledger.Wake || wakingText.MatchString(m.whole)}
 }
+
+// wakingText names the allocators of engines that sleep: csrc/cumem_allocator.cpp of vLLM, torch_memory_saver of SGLang.
+var wakingText = lazyregexp.New(`\bcumem_allocator\b|\btorch_memory_saver\b|\bwake_up\b`)

@@ -76,6 +76,9 @@ func (f DriverOutOfMemory) Says() string {
 	if f.Pinning {
 		return "the CUDA driver found no memory to pin, which comes from the host"
 	}
+	if f.Waking {
+		return "the CUDA driver found no memory of the GPU for a rollout engine that wakes"
+	}
 	return "the CUDA driver found no memory: of the GPU, or of the host if it was to be pinned"
 }
 

@@ -45,6 +45,8 @@ type frame struct {
 // frames are calls in a traceback that tell the phase of training. The outermost one counts: checkpointing calls the
 // forward pass from the backward pass.
 var frames = []frame{
+	strong(ledger.Wake, `, in (?:wake_up|resume_memory_occupation|create_and_map)$|`+
+		`\b(?:wake_up|resume_memory_occupation)\(`),
 	strong(ledger.Backward, `\b(?:custom_)?backward(?:_step)?\(|autograd\.grad\(|run_backward\(|`+
 		`\b(?:all)?reduce_gradients\(|finalize_model_grads|partition_gradients|, in backward_(?:pro|epi)logue$|`+
 		`, in (?:[\w.]+\.)?(?:custom_)?backward(?:_step)?(?:\(|$)`),

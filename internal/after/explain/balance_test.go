@@ -134,7 +134,8 @@ func TestListedHolders(t *testing.T) {
 			map[string]ledger.Bytes{"process 41": 30 * gib, "page_cache": 5 * gib, "unexplained": 5 * gib}},
 		"the kubelet": {"The node was low on resource: memory. Threshold quantity: 100Mi, available: 88Mi. " +
 			"Container trainer was using 57Gi, request is 0, has larger consumption of memory. Container sidecar was " +
-			"using 1Gi, request is 2Gi.\n", map[string]ledger.Bytes{"container trainer": 57 * gib, "container sidecar": gib}},
+			"using 1Gi, request is 2Gi.\n",
+			map[string]ledger.Bytes{"container trainer": 57 * gib, "container sidecar": gib}},
 	} {
 		e := explainText(t, c.text)
 		got := map[string]ledger.Bytes{}

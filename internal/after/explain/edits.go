@@ -117,6 +117,15 @@ func (s *scene) gpuEdits(top claim, phase *ledger.PhaseName) []Edit {
 		return []Edit{edit("torch.cuda.set_per_process_memory_fraction",
 			fmt.Sprintf("%.2f", float64(f.Allowed.Bytes)/float64(max(f.Total.Bytes, 1))), "1.0",
 			"the process may then use all of the GPU").freeing(max(f.Free.Bytes, 0))}
+	case waking:
+		return []Edit{
+			edit("gpu_memory_utilization", "", "lower", "the engine then maps less when it wakes; mem_fraction_static "+
+				"of SGLang"),
+			edit("the trainer's parameters and optimizer states", "on the GPU", "on the host while the engine is awake",
+				"param_offload and optimizer_offload of verl; the engine and the trainer need the GPU in turns"),
+			edit("torch.cuda.empty_cache", "", "before the engine wakes",
+				"PyTorch then gives back what it has reserved and no tensor uses"),
+		}
 	case "another process":
 		return []Edit{edit("CUDA_VISIBLE_DEVICES", "", "a GPU without other processes",
 			"or end the other processes, which the error lists by their PIDs").freeing(others(f))}

@@ -176,6 +176,11 @@ func TestExplain(t *testing.T) {
 		"thread":        {Inputs{Sources: log(evidence.TooManyProcesses{By: "threading"})}, Processes, "", Likely},
 		"SIGBUS":        {Inputs{Sources: log(ended(0, 1, 0, 7))}, SharedMemory, "", Likely},
 		"worker SIGBUS": {Inputs{Sources: log(evidence.WorkerEnded{Signal: "Bus error"})}, SharedMemory, "", Likely},
+		"an engine wakes": {Inputs{Sources: log(evidence.DriverOutOfMemory{Waking: true})}, GPU, waking, Likely},
+		"SIGBUS of a worker": {Inputs{Sources: log(evidence.WorkerEnded{Signal: "Bus error"})}, SharedMemory, "",
+			Likely},
+		"SIGBUS of a worker with a free /dev/shm": {Inputs{Sources: log(evidence.WorkerEnded{Signal: "Bus error"},
+			evidence.FileSystem{Mount: "/dev/shm", Size: known(64 * gib), Used: known(0)})}, Undetermined, "", Unknown},
 		"SIGBUS with a full /dev/shm": {Inputs{Recordings: []*Recording{recorded(samples.Sample{Node: samples.Node{
 			SharedFiles: samples.FileSystem{Size: gib, Used: gib}}}, samples.RankEnd{Signal: 7})}}, SharedMemory, "",
 			Certain},
@@ -691,5 +696,17 @@ func TestLongRecording(t *testing.T) {
 	}
 	if n := r.outputs.size; n > keptOutput {
 		t.Errorf("%d bytes of output are kept, expected %d at most", n, keptOutput)
+	}
+}
+
+// TestWaitingRankIsNoWitness: a rank whose collective has timed out is not the one that has failed.
+func TestWaitingRankIsNoWitness(t *testing.T) {
+	e := explainText(t, "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 564.00 MiB. GPU 1 has a total "+
+		"capacity of 22.20 GiB of which 203.12 MiB is free. Of the allocated memory 19.13 GiB is allocated by PyTorch.\n"+
+		"[rank3]:[E412 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation timeout: "+
+		"WorkNCCL(SeqNum=55, OpType=ALLGATHER, Timeout(ms)=1800000) ran for 1800871 milliseconds before timing out.\n")
+	if e.Cause.Resource != GPU || e.Cause.Rank != nil || len(e.Victims) != 1 || e.Victims[0].Rank != 3 {
+		t.Errorf("%s on rank %v, victims %v; expected the GPU on no rank in particular, and rank 3 as a victim",
+			e.Cause.Resource, e.Cause.Rank, e.Victims)
 	}
 }

@@ -213,11 +213,7 @@ func (d *death) add(f evidence.Finding, how manner) {
 
 // settle orders what the files say. A rank whose peers were gone has not ended by itself, whatever signal came next.
 func (d *death) settle() {
-	collective := slices.ContainsFunc(d.says, func(f evidence.Finding) bool {
-		_, ok := f.Fact.(evidence.CollectiveFailed)
-		return ok
-	})
-	if collective && d.how > lacked && d.rank != evidence.NoRank {
+	if waited(d) && d.how > lacked && d.rank != evidence.NoRank {
 		d.how = taken
 	}
 	slices.SortStableFunc(d.says, func(a, b evidence.Finding) int {
@@ -446,13 +442,23 @@ func (s *scene) nameWitness() {
 	}
 	same := func(v *death) bool { return v.first }
 	if !slices.ContainsFunc(s.victims, same) {
-		same = func(v *death) bool { return v.how == exited || v.how == w.how || len(s.victims) == 1 }
+		same = func(v *death) bool {
+			return v.how == exited || v.how == w.how || len(s.victims) == 1 && !waited(v)
+		}
 	}
 	if i := slices.IndexFunc(s.victims, same); i >= 0 {
 		w.rank, w.says = s.victims[i].rank, append(w.says, s.victims[i].says...)
 		s.victims = slices.Delete(s.victims, i, i+1)
 		return
 	}
+}
+
+// waited reports whether a rank waited for another one: it is not the one that was waited for.
+func waited(v *death) bool {
+	return slices.ContainsFunc(v.says, func(f evidence.Finding) bool {
+		_, collective := f.Fact.(evidence.CollectiveFailed)
+		return collective
+	})
 }
 
 // sameKills is the time within which kills of the kernel belong to one event.

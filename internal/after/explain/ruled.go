@@ -119,7 +119,7 @@ func killsCleared(s *scene, top claim) string {
 }
 
 func sharedMemoryCleared(s *scene, top claim) string {
-	if top.resource != SharedMemory && s.sharedMemoryFree() {
+	if top.resource != SharedMemory && s.levels != nil && s.sharedMemoryFree() { // df may have looked afterwards
 		used, size := s.sharedMemory()
 		return fmt.Sprintf("/dev/shm had %v of %v in use", used, size)
 	}

@@ -117,6 +117,9 @@ var rules = []rule{
 		row[evidence.GPUOutOfMemory]{nil, GPU, "", Likely, says[evidence.GPUOutOfMemory]("ran out of GPU memory")},
 	),
 	table(
+		row[evidence.DriverOutOfMemory]{func(_ *scene, f evidence.DriverOutOfMemory) bool { return f.Waking }, GPU,
+			waking, Likely, says[evidence.DriverOutOfMemory]("ran out of GPU memory: the rollout engine maps again " +
+				"what it gave back when it slept, and the trainer holds a part of that")},
 		row[evidence.DriverOutOfMemory]{func(_ *scene, f evidence.DriverOutOfMemory) bool { return f.Pinning },
 			Host, pinned, Likely, says[evidence.DriverOutOfMemory]("could not pin host memory: the error reads " +
 				"\"out of " +
@@ -224,9 +227,13 @@ var rules = []rule{
 		says[evidence.TooManyFiles]("has too " +
 			"many open files: their number is limited (RLIMIT_NOFILE, ulimit -n), and no memory is missing")}),
 	table(
+		row[evidence.WorkerEnded]{func(s *scene, f evidence.WorkerEnded) bool {
+			return mannerOfWorker(f.Signal) == faulted && !s.sharedMemoryFree()
+		}, SharedMemory, "", Likely, says[evidence.WorkerEnded](busText)},
 		row[evidence.WorkerEnded]{func(_ *scene, f evidence.WorkerEnded) bool {
 			return mannerOfWorker(f.Signal) == faulted
-		}, SharedMemory, "", Likely, says[evidence.WorkerEnded](busText)},
+		}, Undetermined, "", Unknown, says[evidence.WorkerEnded]("lost a worker of its data loader by SIGBUS, and " +
+			"/dev/shm had free memory when it was looked at")},
 		row[evidence.WorkerEnded]{func(_ *scene, f evidence.WorkerEnded) bool { return f.Pool }, Undetermined, "",
 			Unknown, says[evidence.WorkerEnded]("lost a process of a pool of workers, and nothing here says what " +
 				"ended the process")},
@@ -305,6 +312,7 @@ const (
 	triton     = "Triton"
 	driver     = "the NVIDIA driver"
 	pinned     = "pinned memory"
+	waking     = "the rollout engine wakes"
 	broken     = "a broken size"
 	brokenText = "asked for more memory at once than any machine has: a shape, an index or an overflow in the " +
 		"program is wrong, and no memory is missing"
