@@ -368,5 +368,5 @@ func driverOutOfMemory(m *match) Fact {
 		Waking:  t != nil && t.phase == ledger.Wake || wakingText.MatchString(m.whole)}
 }
 
-// wakingText names the allocators of engines that sleep: csrc/cumem_allocator.cpp of vLLM, torch_memory_saver of SGLang.
+// wakingText names the allocators of engines that sleep: csrc/cumem_allocator.cpp of vLLM, and torch_memory_saver.
 var wakingText = lazyregexp.New(`\bcumem_allocator\b|\btorch_memory_saver\b|\bwake_up\b`)

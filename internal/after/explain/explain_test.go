@@ -701,9 +701,9 @@ func TestLongRecording(t *testing.T) {
 
 // TestWaitingRankIsNoWitness: a rank whose collective has timed out is not the one that has failed.
 func TestWaitingRankIsNoWitness(t *testing.T) {
-	e := explainText(t, "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 564.00 MiB. GPU 1 has a total "+
-		"capacity of 22.20 GiB of which 203.12 MiB is free. Of the allocated memory 19.13 GiB is allocated by PyTorch.\n"+
-		"[rank3]:[E412 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation timeout: "+
+	e := explainText(t, "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 564.00 MiB. GPU 1 has a "+
+		"total capacity of 22.20 GiB of which 203.12 MiB is free. Of the allocated memory 19.13 GiB is allocated by "+
+		"PyTorch.\n[rank3]:[E412 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation timeout: "+
 		"WorkNCCL(SeqNum=55, OpType=ALLGATHER, Timeout(ms)=1800000) ran for 1800871 milliseconds before timing out.\n")
 	if e.Cause.Resource != GPU || e.Cause.Rank != nil || len(e.Victims) != 1 || e.Victims[0].Rank != 3 {
 		t.Errorf("%s on rank %v, victims %v; expected the GPU on no rank in particular, and rank 3 as a victim",
