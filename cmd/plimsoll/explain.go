@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -180,8 +181,13 @@ func runExplain(c *cobra.Command, o explainOptions) error {
 
 // explain shows the explanation of what was read.
 func (r *explainReader) explain(c *cobra.Command, o *explainOptions, of machineOf) error {
+	for _, s := range r.written {
+		if err := r.holdersOf(s.Path, s.Rank); err != nil {
+			return err
+		}
+	}
 	for _, name := range r.snapshots {
-		if err := r.holdersOf(name); err != nil {
+		if err := r.holdersOf(name, evidence.NoRank); err != nil {
 			return err
 		}
 	}
@@ -248,11 +254,12 @@ type explainReader struct {
 	stdin     io.Reader
 	in        explain.Inputs
 	request   job.Request
-	refused   []error           // files that were named and cannot be read, or are empty
-	program   string            // the file of a program that sets up the training, such as axolotl's
-	snapshots []string          // files
-	members   int               // of archives, that were read
-	progress  activity.Progress // nil if nobody sees it
+	refused   []error                // files that were named and cannot be read, or are empty
+	program   string                 // the file of a program that sets up the training, such as axolotl's
+	snapshots []string               // files
+	written   []samples.RankSnapshot // by ranks, beside a recording
+	members   int                    // of archives, that were read
+	progress  activity.Progress      // nil if nobody sees it
 }
 
 // onlySnapshots reports whether there is nothing to explain beside snapshots.
@@ -261,7 +268,7 @@ func (r *explainReader) onlySnapshots() bool {
 }
 
 // holdersOf takes who held a GPU's memory in a snapshot: when an allocation failed, or else at the peak.
-func (r *explainReader) holdersOf(name string) error {
+func (r *explainReader) holdersOf(name string, rank int) error {
 	_, devices, err := openSnapshot(name)
 	if err != nil {
 		return err
@@ -271,9 +278,10 @@ func (r *explainReader) holdersOf(name string) error {
 		if err != nil {
 			return err
 		}
-		taken := explain.Snapshot{File: name, Device: d.Number}
+		taken := explain.Snapshot{File: name, Rank: rank, Device: d.Number}
 		for _, h := range d.Holders(entry) {
 			taken.Holdings = append(taken.Holdings, ledger.Holding{Component: h.Component, Bytes: h.Bytes})
+			taken.Lines = append(taken.Lines, explain.SnapshotLine{Place: h.Place, Bytes: h.Bytes})
 		}
 		r.in.Snapshots = append(r.in.Snapshots, taken)
 	}
@@ -351,7 +359,27 @@ func (r *explainReader) file(name string) error {
 		return &fault.Input{Err: err}
 	}
 	defer file.Close()
-	return r.read(name, file)
+	before := len(r.in.Recordings)
+	if err := r.read(name, file); err != nil || len(r.in.Recordings) == before {
+		return err
+	}
+	r.beside(name, r.in.Recordings[before].Began())
+	return nil
+}
+
+// beside takes the snapshots that ranks have written beside a recording, and not those of an earlier job that was
+// recorded there.
+func (r *explainReader) beside(recording string, began time.Time) {
+	for _, s := range samples.SnapshotsOf(recording) {
+		if !s.Written.Before(began) {
+			r.written = append(r.written, s)
+		}
+	}
+}
+
+// isWritten reports whether a snapshot lies beside a recording that was read: a folder has both.
+func (r *explainReader) isWritten(name string) bool {
+	return slices.ContainsFunc(r.written, func(s samples.RankSnapshot) bool { return s.Path == filepath.Clean(name) })
 }
 
 // headOfFile is how many bytes tell what a file is. Configuration files are smaller.
@@ -370,7 +398,9 @@ func (r *explainReader) read(name string, file io.Reader) error {
 		r.refuse(name, "empty file", fault.File(name).Inputf("the file is empty"))
 		return nil
 	case snapshot.Recognize(head):
-		r.snapshots = append(r.snapshots, name)
+		if !r.isWritten(name) {
+			r.snapshots = append(r.snapshots, name)
+		}
 		return nil
 	case isPlan(head):
 		return r.plan(name)

@@ -251,11 +251,12 @@ func (o *runOptions) record(c *cobra.Command, planned *report.PlannedRun) (io.Cl
 			return nil, err
 		}
 		o.job.Recording.File = file
-		return file, nil
+		o.job.Recording.Snapshots, err = filepath.Abs(o.recordFile)
+		return file, err
 	}
 	if folder := ringFolder(); folder != "" && !o.forgets {
 		if ring, err := watch.NewRing(folder); err == nil {
-			o.job.Recording.File = ring
+			o.job.Recording.File, o.job.Recording.Snapshots = ring, ring.Path()
 			return ring, nil
 		}
 	}
@@ -363,7 +364,13 @@ func (o *runOptions) reconcile(c *cobra.Command, recorded string) {
 // explainRun tells the user why the job has failed, if the recording tells which resource ran out.
 func explainRun(job *launch.Job) {
 	recording := explain.NewRecording("the recording", job.Recorded()...)
-	e := explain.Explain(explain.Inputs{Recordings: []*explain.Recording{recording}})
+	in := explain.Inputs{Recordings: []*explain.Recording{recording}}
+	for _, s := range samples.SnapshotsOf(job.Recording.Snapshots) { // which may be large: plimsoll explain reads them
+		if !s.Written.Before(recording.Began()) {
+			in.Snapshots = append(in.Snapshots, explain.Snapshot{File: s.Path, Rank: s.Rank, Device: -1})
+		}
+	}
+	e := explain.Explain(in)
 	switch e.Cause.Resource {
 	case explain.None, explain.NotMemory, explain.Undetermined:
 		return

@@ -95,7 +95,7 @@ class Recorder:
         if self.is_forked:
             return
         self.place = place
-        mark = {"rank": _rank(), "pid": self._pid, **_place(place, self.step), "source": "client"}
+        mark = {"rank": rank(), "pid": self._pid, **_place(place, self.step), "source": "client"}
         if place.name:
             mark["name"] = place.name
         self._sender.send({**mark, "ended": {**_place(before, step), **_fields(self.measure(before))}})
@@ -125,7 +125,7 @@ def _fields(measured: Measured) -> Dict[str, Any]:
     return fields
 
 
-def _rank() -> int:
+def rank() -> int:
     try:
         return int(os.environ.get("RANK", "0"))
     except ValueError:

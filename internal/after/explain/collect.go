@@ -36,14 +36,17 @@ var (
 func (s *scene) collect(top claim, e *Explanation) []Collect {
 	var list []Collect
 	if e.Confidence == Certain {
-		if top.resource == GPU && top.detail == "capacity" && len(s.Plans) == 0 {
+		if top.resource == GPU && top.detail == "capacity" && len(s.Plans) == 0 && s.shot == nil {
 			list = append(list, collectSnapshot)
 		}
 		return list
 	}
 	switch top.resource {
 	case GPU:
-		list = append(list, collectGPU, collectSnapshot)
+		list = append(list, collectGPU)
+		if s.shot == nil {
+			list = append(list, collectSnapshot)
+		}
 	case Host, AddressSpace, NUMANode:
 		if _, killed := top.at.Fact.(evidence.BatchKill); killed {
 			list = append(list, collectHolders, collectKernel)

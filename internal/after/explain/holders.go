@@ -98,18 +98,44 @@ func (s *scene) gpuHolders(top claim) []Holder {
 		}
 	}
 	f, ok := top.at.Fact.(evidence.GPUOutOfMemory)
-	for _, shot := range s.Snapshots {
-		if !counted && (!ok || f.Device < 0 || shot.Device == f.Device || len(s.Snapshots) == 1) {
-			list, counted = append(list, snapshotHolders(shot)...), true
+	for i := range s.Snapshots {
+		shot := &s.Snapshots[i]
+		if ok && f.Device >= 0 && shot.Device >= 0 && shot.Device != f.Device && len(s.Snapshots) > 1 ||
+			shot.Rank != evidence.NoRank && s.rank() != evidence.NoRank && shot.Rank != s.rank() {
+			continue
 		}
+		if !counted {
+			list, counted = append(list, snapshotHolders(*shot)...), true
+		}
+		s.shot = shot
+		break
 	}
 	if !ok {
 		return list
 	}
-	if !counted && f.Allocated.Known {
-		list = append(list, Holder{"pytorch_allocated", f.Allocated.Bytes - f.Pools.Bytes, "tensors of this process"})
+	return append(append(list, s.uncounted(f, list)...), gpuShares(f)...)
+}
+
+// uncounted is what PyTorch says its tensors held beyond the components that were counted, at a mark before the failure
+// or in a snapshot.
+func (s *scene) uncounted(f evidence.GPUOutOfMemory, counted []Holder) []Holder {
+	if !f.Allocated.Known {
+		return nil
 	}
-	return append(list, gpuShares(f)...)
+	rest, text := f.Allocated.Bytes-f.Pools.Bytes, "tensors of this process"
+	for _, h := range counted {
+		rest -= h.Bytes
+	}
+	if len(counted) > 0 {
+		if rest < rounding {
+			return nil
+		}
+		text = "tensors that were not counted at the last mark"
+		if s.shot != nil && len(s.shot.Lines) > 0 {
+			text += ", most by " + s.shot.Lines[0].Place
+		}
+	}
+	return []Holder{{"pytorch_allocated", rest, text}}
 }
 
 // gpuShares are the shares of a GPU beside tensors, with what is left of the card.

@@ -47,6 +47,14 @@ type Plan struct {
 // Snapshot is who held the memory of a GPU in a memory snapshot of PyTorch.
 type Snapshot struct {
 	File     string
-	Device   int
-	Holdings []ledger.Holding
+	Rank     int              // of the process, or evidence.NoRank if unknown
+	Device   int              // -1 if the file was not read
+	Holdings []ledger.Holding // by component
+	Lines    []SnapshotLine   // of the source, the largest first
+}
+
+// SnapshotLine is what a line of the source held in a snapshot.
+type SnapshotLine struct {
+	Place string // "file:line function"
+	Bytes ledger.Bytes
 }

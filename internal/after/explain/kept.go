@@ -106,8 +106,8 @@ func sizeOf(output *samples.Output) int {
 	return size
 }
 
-// began returns when the recording began, or zero.
-func (r *Recording) began() time.Time {
+// Began returns when the recording began, or zero.
+func (r *Recording) Began() time.Time {
 	if r.start == nil {
 		return time.Time{}
 	}
@@ -117,5 +117,5 @@ func (r *Recording) began() time.Time {
 // at returns a finding without a fact at a record.
 func (r *Recording) at(n *numbered) evidence.Finding {
 	return evidence.Finding{Line: evidence.Line{File: r.Name, Number: n.number}, Rank: evidence.NoRank,
-		Time: r.began().Add(n.Time)}
+		Time: r.Began().Add(n.Time)}
 }

@@ -25,7 +25,7 @@ func (s *scene) notes() []string {
 				"shows how the others ended: begin the command with \"set -o pipefail;\".")
 		}
 	}
-	for _, note := range []string{s.planNote, s.division} {
+	for _, note := range []string{s.planNote, s.division, s.lines()} {
 		if note != "" {
 			list = append(list, note)
 		}
@@ -41,6 +41,22 @@ func (s *scene) notes() []string {
 			"and every flush stops the GPU.")
 	}
 	return list
+}
+
+// mostLines is how many lines of the source a note names.
+const mostLines = 3
+
+// lines says which lines of the source held most of the GPU that ran out, as a snapshot tells.
+func (s *scene) lines() string {
+	if s.shot == nil || len(s.shot.Lines) == 0 {
+		return ""
+	}
+	var parts []string
+	for _, line := range s.shot.Lines[:min(len(s.shot.Lines), mostLines)] {
+		parts = append(parts, fmt.Sprintf("%v by %s", line.Bytes, line.Place))
+	}
+	return fmt.Sprintf("The snapshot %s has the lines of the program that held most: %s. "+
+		"plimsoll explain %s shows all.", s.shot.File, strings.Join(parts, "; "), s.shot.File)
 }
 
 // mostNamed is how many files notes name one by one.

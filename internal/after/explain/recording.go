@@ -49,7 +49,7 @@ func (r *Recording) findings() []evidence.Finding {
 	}
 	if r.end != nil {
 		at := r.at(r.end)
-		found = append(found, slices.DeleteFunc(endOf(r.end.End, at, r.began()), r.hidesEnd)...)
+		found = append(found, slices.DeleteFunc(endOf(r.end.End, at, r.Began()), r.hidesEnd)...)
 		if r.start != nil {
 			found = append(found, countersOf(r.start.Start, r.end.End, at)...)
 		}

@@ -26,8 +26,9 @@ type scene struct {
 	levels     *levels            // nil without a recording
 	witness    *death             // the first end of a rank that no other had caused; nil if nothing failed
 	victims    []*death
-	planNote   string // of the plan that changes were weighed by
-	division   string // what the plan says of the parts of a measured holder
+	planNote   string    // of the plan that changes were weighed by
+	shot       *Snapshot // of the GPU that ran out, or nil
+	division   string    // what the plan says of the parts of a measured holder
 	plan       *plan.Plan
 	planError  error
 	groupLimit ledger.Bytes // of the cgroup that ran out of memory

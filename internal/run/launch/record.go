@@ -33,7 +33,11 @@ func (j *Job) record(directory string) (variables []string) {
 	j.recorder = watch.Begin(c)
 	j.recorder.Started(root(os.Getpid(), samples.NoRank, samples.Keeper))
 	j.marks = filepath.Join(directory, marksSocket)
-	return []string{watch.MarksVariable + "=" + j.marks}
+	variables = []string{watch.MarksVariable + "=" + j.marks}
+	if c.Snapshots != "" {
+		variables = append(variables, samples.SnapshotsVariable+"="+c.Snapshots)
+	}
+	return variables
 }
 
 // listenToMarks begins to take the marks of the ranks. The keeper must know the job before: it removes the directory of

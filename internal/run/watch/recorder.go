@@ -34,6 +34,8 @@ type Config struct {
 	// Brief makes the first samples come sooner. A job that fails at once has samples, too.
 	Brief   bool
 	Sampler Sampler
+	// Snapshots is the recording beside which ranks write memory snapshots of PyTorch; empty for none.
+	Snapshots string
 	// File takes the records, one write each. It is nil for none. A *Ring is written anew when it is full.
 	File io.Writer
 	// Observe gets each record, and must not wait. It is nil for none.

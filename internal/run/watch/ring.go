@@ -148,7 +148,16 @@ func (r *Ring) Remove() error {
 	if err := r.Close(); errors.Is(err, errRingBehind) {
 		return err
 	}
-	return os.Remove(r.path)
+	return removeRing(r.path)
+}
+
+// removeRing removes a ring, and the snapshots that its ranks have written.
+func removeRing(path string) error {
+	var err error
+	for _, s := range samples.SnapshotsOf(path) {
+		err = errors.Join(err, os.Remove(s.Path))
+	}
+	return errors.Join(err, os.Remove(path))
 }
 
 // Rings are the recordings in a folder, the newest first.
@@ -182,7 +191,7 @@ func dropOld(folder string, now time.Time) error {
 		if now.Sub(f.ModTime()) < ringRests {
 			continue
 		}
-		if err := os.Remove(filepath.Join(folder, f.Name())); err != nil && !os.IsNotExist(err) {
+		if err := removeRing(filepath.Join(folder, f.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}

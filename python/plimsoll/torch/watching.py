@@ -12,6 +12,7 @@ from plimsoll import marks
 from plimsoll.torch import holdings, temporaries
 from plimsoll.torch.backward_peak import BackwardPeak
 from plimsoll.torch.meter import Meter
+from plimsoll.torch.out_of_memory import Snapshots
 from plimsoll.torch.saved import CAN_READ, Graph
 from plimsoll.torch.storages import Tally, storages, tensors
 
@@ -35,6 +36,9 @@ def watch(
     ``torch.compile`` returns another module, watch that one.
 
     Each mark measures the phase that ends there. That resets the peak of resident memory (VmHWM) of the process.
+
+    Where PyTorch finds no memory on a GPU, it writes a memory snapshot beside the recording, which ``plimsoll explain``
+    reads. For this the Python lines of allocations are kept, which takes a few microseconds each.
 
     Returns a handle: ``remove()``, or the end of a ``with`` block, ends the watch. So does the end of the model. Without
     ``plimsoll run --record`` nothing is watched. ``watch`` may be called for several models.
@@ -156,6 +160,7 @@ class _Loop:
         self._outputs: List[Any] = []
         self._returned: List[Any] = []  # those of the last forward pass, with their bytes
         self._handles: List[Any] = []
+        self._snapshots = Snapshots(marks.rank())
 
     def add(self, watch: Watch) -> None:
         model = watch.model()
@@ -176,6 +181,7 @@ class _Loop:
         self._meter = Meter(self._count)
         self.recorder.measure = self._meter.measure
         self.recorder.begin("initialize")
+        self._listen()
 
     def discard(self, watch: Watch) -> None:
         if watch not in self._watches:
@@ -190,6 +196,7 @@ class _Loop:
             for handle in self._handles:
                 handle.remove()
             _restore_backward()
+            self._snapshots.end()
             self.recorder.measure = marks.measure
 
     def _count(self) -> Tally:
@@ -210,6 +217,10 @@ class _Loop:
     # Hooks
 
     @_never_failing
+    def _listen(self) -> None:
+        self._snapshots.begin()
+
+    @_never_failing
     def _end(self) -> None:
         self.recorder.begin("")
 
@@ -224,6 +235,7 @@ class _Loop:
         if not self._has_closure:
             self._stepping = None
         if phase != "forward":
+            self._snapshots.begin()
             self._current = watch
             self._begin("forward")
             # Those of the step before may live on.
