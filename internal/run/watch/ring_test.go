@@ -156,3 +156,31 @@ func TestOldRings(t *testing.T) {
 		t.Errorf("rings of the last hour went, or %v", err)
 	}
 }
+
+// TestSnapshotsGoWithTheirRing: what ranks have written beside a recording that nobody asked for does not outlive it.
+func TestSnapshotsGoWithTheirRing(t *testing.T) {
+	folder := t.TempDir()
+	ring, err := NewRing(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(folder, "another.jsonl.rank0.pickle")
+	for _, name := range []string{ring.Path() + ".rank0.pickle", ring.Path() + ".rank17.pickle", other} {
+		if err := os.WriteFile(name, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var ranks []int
+	for _, s := range samples.SnapshotsOf(ring.Path()) {
+		ranks = append(ranks, s.Rank)
+	}
+	if !slices.Equal(ranks, []int{0, 17}) {
+		t.Errorf("the snapshots are of the ranks %v, expected 0 and 17", ranks)
+	}
+	if err := ring.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(folder); err != nil || len(left) != 1 || left[0].Name() != filepath.Base(other) {
+		t.Errorf("left are %v, %v, expected that of another recording alone", left, err)
+	}
+}
