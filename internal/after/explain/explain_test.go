@@ -710,3 +710,18 @@ func TestWaitingRankIsNoWitness(t *testing.T) {
 			e.Cause.Resource, e.Cause.Rank, e.Victims)
 	}
 }
+
+// TestKilledBeforeItWasAsked: a rank that the kernel has killed is the first to end, also where its launcher died with it
+// and the next one counts it among those that were asked to end.
+func TestKilledBeforeItWasAsked(t *testing.T) {
+	asked := func(rank, pid int) evidence.ProcessEnded {
+		return evidence.ProcessEnded{By: recorder, Rank: rank, LocalRank: rank, PID: pid, Signal: 9, Victim: true}
+	}
+	e := Explain(Inputs{Sources: []*evidence.Source{from("run.jsonl", evidence.TrainerLog, asked(0, 76), asked(1, 77)),
+		from("dmesg", evidence.KernelLog, kill("CONSTRAINT_MEMCG"))}})
+	if e.Cause.Resource != CGroup || e.Cause.Rank == nil || *e.Cause.Rank != 1 || len(e.Victims) != 1 ||
+		e.Victims[0].Rank != 0 {
+		t.Errorf("%s on rank %v, victims %v; expected the cgroup on rank 1, and rank 0 as a victim", e.Cause.Resource,
+			e.Cause.Rank, e.Victims)
+	}
+}

@@ -166,6 +166,9 @@ func (s *scene) deaths() []*death {
 		if _, batch := f.Fact.(evidence.BatchKill); batch && s.rankOf(f) != evidence.NoRank {
 			how = killed
 		}
+		if end, ok := f.Fact.(evidence.ProcessEnded); ok && end.Signal == evidence.SIGKILL && s.killWords.pids[end.PID] {
+			how = killed // by the kernel, before the launcher asked it to end
+		}
 		if how == unended {
 			continue
 		}
