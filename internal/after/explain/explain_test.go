@@ -711,8 +711,8 @@ func TestWaitingRankIsNoWitness(t *testing.T) {
 	}
 }
 
-// TestKilledBeforeItWasAsked: a rank that the kernel has killed is the first to end, also where its launcher died with it
-// and the next one counts it among those that were asked to end.
+// TestKilledBeforeItWasAsked: a rank that the kernel has killed is the first to end. Its launcher may have died with
+// it, and the next one counts it among those that were asked to end.
 func TestKilledBeforeItWasAsked(t *testing.T) {
 	asked := func(rank, pid int) evidence.ProcessEnded {
 		return evidence.ProcessEnded{By: recorder, Rank: rank, LocalRank: rank, PID: pid, Signal: 9, Victim: true}

@@ -166,8 +166,8 @@ func (s *scene) deaths() []*death {
 		if _, batch := f.Fact.(evidence.BatchKill); batch && s.rankOf(f) != evidence.NoRank {
 			how = killed
 		}
-		if end, ok := f.Fact.(evidence.ProcessEnded); ok && end.Signal == evidence.SIGKILL && s.killWords.pids[end.PID] {
-			how = killed // by the kernel, before the launcher asked it to end
+		if s.killedByKernel(f.Fact) {
+			how = killed // before its launcher asked it to end
 		}
 		if how == unended {
 			continue
@@ -188,6 +188,12 @@ func (s *scene) deaths() []*death {
 		d.settle()
 	}
 	return list
+}
+
+// killedByKernel reports whether a process ended by a kill of the kernel, whatever its launcher says.
+func (s *scene) killedByKernel(fact evidence.Fact) bool {
+	end, ok := fact.(evidence.ProcessEnded)
+	return ok && end.Signal == evidence.SIGKILL && s.killWords.pids[end.PID]
 }
 
 // rankOf returns the rank of a finding, or evidence.NoRank. A launcher may name the rank of a process in another line.

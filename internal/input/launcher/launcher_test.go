@@ -13,7 +13,7 @@ import (
 func said(t testing.TB, script string) string {
 	t.Helper()
 	in := Headers(script)
-	s, err := shell.Read("run.sh", []byte(script), in.Environment())
+	s, err := shell.Read("run.sh", []byte(script), in.Environment(), nil)
 	if err != nil {
 		t.Fatalf("%s: %v", script, err)
 	}
@@ -147,7 +147,7 @@ func TestVariables(t *testing.T) {
 		"srun bash -c 'NPROC_PER_NODE=8 x t'":   "8x-",
 	} {
 		in := Headers(script)
-		s, err := shell.Read("", []byte(script), nil)
+		s, err := shell.Read("", []byte(script), nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -177,7 +177,7 @@ func FuzzRead(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, script string) {
 		in := Headers(script)
-		s, err := shell.Read("", []byte(script), in.Environment())
+		s, err := shell.Read("", []byte(script), in.Environment(), nil)
 		if err != nil {
 			return
 		}

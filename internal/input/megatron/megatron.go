@@ -4,6 +4,7 @@ package megatron
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -85,10 +86,23 @@ func Decide(m *recipe.Megatron, q Request) (*Job, error) {
 	for _, step := range []func() error{j.kind, j.aliases, j.effects, j.unplanned, j.sizes, j.precision, degrees,
 		j.stages, j.batch, j.experts, vocabulary, j.attention, j.contradictions} {
 		if err := step(); err != nil {
-			return nil, err
+			return nil, withMissing(err, m.Missing)
 		}
 	}
 	return j, nil
+}
+
+// withMissing returns an error with the files that a script runs as a part of itself and that are not here: they may
+// have what lacks.
+func withMissing(err error, missing []string) error {
+	var wrong *fault.Input
+	if len(missing) == 0 || !errors.As(err, &wrong) {
+		return err
+	}
+	more := *wrong
+	more.Hint = strings.TrimPrefix(more.Hint+"; ", "; ") + "the script has " + strings.Join(missing, ", ") +
+		" as a part of itself, and that is not here"
+	return &more
 }
 
 func (j *Job) assume(format string, values ...any) {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/input/launcher"
 	"plimsoll/internal/input/recipe/strict"
 	"plimsoll/internal/input/shell"
@@ -23,6 +25,7 @@ type training struct {
 	kind      *Kind
 	command   string // the key of the kind's commands
 	arguments []shell.Word
+	unset     []shell.Word // of the arguments: variables that the script does not set
 }
 
 // isScript reports whether a text may be a script by its name and its start. Other texts may be one all the same.
@@ -39,8 +42,39 @@ func readScript(file string, text []byte) (*shell.Script, launcher.Allocation, e
 		return readManifest(file, text)
 	}
 	in := launcher.Headers(string(text))
-	s, err := shell.Read(file, text, in.Environment())
+	s, err := shell.Read(file, text, in.Environment(), func(name string) ([]byte, string, error) {
+		return openSourced(file, name)
+	})
 	return s, in, err
+}
+
+// openSourced returns the text of a file that a script runs as a part of itself. Scripts name it from the working
+// directory or, as users also run them elsewhere, from their own folder.
+func openSourced(script, name string) (text []byte, path string, err error) {
+	for _, path = range []string{filepath.Clean(name), filepath.Join(filepath.Dir(script), name)} {
+		if text, err = files.Read(path, largest); err == nil || filepath.IsAbs(name) {
+			return text, path, err
+		}
+	}
+	return nil, "", err
+}
+
+// environments are files that set up Python and nothing else.
+var environments = lazyregexp.New(`(?:^|/)(?:activate|conda\.sh|mamba\.sh)$`)
+
+// sourcedNotes says which files a script runs as a part of itself, and which of them are not here.
+func sourcedNotes(d *strict.Document, s *shell.Script) (notes []Note) {
+	for _, f := range s.Sourced {
+		what := f.Path + " is read as a part of the script"
+		switch {
+		case f.Path == "" && environments.MatchString(f.Name):
+			continue
+		case f.Path == "":
+			what = f.Name + " is a part of the script, and is not here: what it sets counts as not set"
+		}
+		notes = append(notes, Note{Where: d.Position(f.At), What: what})
+	}
+	return notes
 }
 
 // trainings returns the commands of a script that start trainings of kinds that are known.
@@ -51,6 +85,7 @@ func trainings(s *shell.Script, in launcher.Allocation) (list []training) {
 			continue
 		}
 		if t := trainingOfKind(line); t != nil {
+			t.arguments, t.unset = withoutUnset(t.arguments)
 			list = append(list, *t)
 		}
 	}
@@ -97,13 +132,43 @@ func trainingOfKind(line *launcher.Line) *training {
 			first, second, two := strings.Cut(command, " ")
 			switch {
 			case two && len(words) > 1 && filepath.Base(words[0].Text) == first && words[1].Text == second:
-				return &training{line, k, command, words[2:]}
+				return &training{line: line, kind: k, command: command, arguments: words[2:]}
 			case !two && (words[0].Text == first || strings.HasSuffix(words[0].Text, "/"+first)):
-				return &training{line, k, command, words[1:]}
+				return &training{line: line, kind: k, command: command, arguments: words[1:]}
 			}
 		}
 	}
 	return nil
+}
+
+// withoutUnset returns arguments without the variables that the script does not set and that are no value of a flag:
+// Bash leaves them out. They may have arguments where the script runs in another environment.
+func withoutUnset(words []shell.Word) (kept, unset []shell.Word) {
+	for i, w := range words {
+		isValue := i > 0 && strings.HasPrefix(words[i-1].Text, "--") && !strings.Contains(words[i-1].Text, "=")
+		if !isValue && !w.Quoted && len(w.Unknown) == 1 && w.Unknown[0] == w.Text {
+			unset = append(unset, w)
+		} else {
+			kept = append(kept, w)
+		}
+	}
+	return kept, unset
+}
+
+// unsetNotes says which variables among the arguments of a training count as empty. It refuses the script where a file
+// that may set them is missing.
+func unsetNotes(d *strict.Document, s *shell.Script, unset []shell.Word) (notes []Note, err error) {
+	for _, w := range unset {
+		for _, f := range s.Sourced {
+			if f.Path == "" && !environments.MatchString(f.Name) {
+				return nil, d.Inputf(w.At, "%s has arguments of the training, and the script does not set it", w.Text).
+					WithHint("put " + f.Name + " where the script finds it, or the arguments into the script")
+			}
+		}
+		notes = append(notes, Note{Where: d.Position(w.At),
+			What: w.Text + " counts as empty: the script does not set it"})
+	}
+	return notes, nil
 }
 
 // commandMembers returns a member for each argument. The last of several with one name counts.

@@ -105,6 +105,11 @@ func (s *starter) read(given bool) error {
 	}
 	s.to.Launch = launchOf(s.document, s.line)
 	s.to.Launch.Several = s.to.Launch.Several || s.forced() || s.line.Nodes != nil && s.line.Nodes.Is > 1
+	unset, err := unsetNotes(s.document, s.script, s.unset)
+	if err != nil {
+		return err
+	}
+	s.to.Launch.Notes = append(s.to.Launch.Notes, unset...)
 	s.notes()
 	return nil
 }
@@ -191,6 +196,7 @@ func (s *starter) notes() {
 	note := func(at int64, key, says string) {
 		l.Notes = append(l.Notes, Note{Where: s.document.Position(at), What: key + " " + says})
 	}
+	l.Notes = append(l.Notes, sourcedNotes(s.document, s.script)...)
 	at := s.line.Program[0].At
 	if c := s.line.Command; c.Unsure != "" {
 		note(at, s.command, "runs only as "+c.Unsure+" allows, which plimsoll does not evaluate")
@@ -374,6 +380,12 @@ func unplannedScript(path string, text []byte) error {
 		name = moduleOf(line)
 	default:
 		name = line.Program[0].Text
+	}
+	for _, f := range script.Sourced {
+		if f.Path == "" && !environments.MatchString(f.Name) {
+			return d.Inputf(f.At, "the script has %s as a part of itself, which is not here, and without it %s cannot "+
+				"be planned", f.Name, name).WithHint("put the file where the script finds it; or " + asItRuns(line))
+		}
 	}
 	return d.Inputf(line.Program[0].At, "the script starts %s, which plimsoll does not plan on paper", name).
 		WithHint(strings.TrimSuffix(asItRuns(line)+"; "+why, "; "))

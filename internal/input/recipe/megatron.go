@@ -163,6 +163,8 @@ type scripted struct {
 	// loops and cases set, which are left out.
 	Unset, Looped []string
 	Reference     bool // a second model is held without gradients, as DPO has it
+	// Missing are files that the script runs as a part of itself and that are not here.
+	Missing []string
 }
 
 // EncoderDecoder is the form of a T5.
@@ -284,7 +286,7 @@ func ReadMegatron(arguments string, texts files.Texts) (*Megatron, error) {
 	r.Fill(m)
 	m.Notes = append(source.notes, r.Notes...)
 	m.Ranks, m.RanksPerNode = source.ranks, source.perNode
-	m.Unset, m.Looped, m.Reference = source.unset, source.looped, source.reference
+	m.scripted = source.scripted
 	processes, err := strconv.ParseInt(r.Word("nproc_per_node"), 10, 32)
 	nodes, err2 := strconv.ParseInt(cmp.Or(r.Word("nnodes"), "1"), 10, 32)
 	if err == nil && err2 == nil && processes > 0 && nodes > 0 {
@@ -308,11 +310,21 @@ const exampleArguments = "give arguments such as --num-layers 32 --hidden-size 4
 
 // source is what a script says beside the arguments.
 type source struct {
+	scripted
 	script         string
-	unset, looped  []string
 	notes          []Note
 	ranks, perNode int64 // that the file says, 0 without
-	reference      bool  // a second model is held
+}
+
+// sourceOf returns what a script says beside the arguments, with the place of what it says.
+func sourceOf(d *strict.Document, s *shell.Script) source {
+	from := source{scripted: scripted{Unset: s.Unset, Looped: s.Looped}, notes: sourcedNotes(d, s)}
+	for _, f := range s.Sourced {
+		if f.Path == "" && !environments.MatchString(f.Name) {
+			from.Missing = append(from.Missing, f.Name)
+		}
+	}
+	return from
 }
 
 // MadeArguments are arguments of Megatron-LM that a command of another program means.
@@ -366,10 +378,10 @@ func parseScript(file string, text []byte) (*strict.Document, source, error) {
 		return nil, source{}, err
 	}
 	d := &strict.Document{File: file, Text: text, Root: &strict.Value{Kind: '{'}}
-	from := source{unset: read.Unset, looped: read.Looped}
+	from := sourceOf(d, read)
 	for _, u := range read.Undecided {
-		if !slices.Contains(from.looped, u.Name) {
-			from.looped = append(from.looped, u.Name)
+		if !slices.Contains(from.Looped, u.Name) {
+			from.Looped = append(from.Looped, u.Name)
 		}
 	}
 	var words []shell.Word
@@ -380,6 +392,12 @@ func parseScript(file string, text []byte) (*strict.Document, source, error) {
 			break
 		}
 	}
+	launch, unset := withoutUnset(launch)
+	notes, err := unsetNotes(d, read, unset)
+	if err != nil {
+		return nil, source{}, err
+	}
+	from.notes = append(from.notes, notes...)
 	d.Root.Members = withoutLauncher(commandMembers(words), commandMembers(launch))
 	if len(d.Root.Members) == 0 {
 		return nil, source{}, &fault.Input{Where: fault.Position{File: file}, Err: errNoArguments,
@@ -418,7 +436,12 @@ func madeArguments(file string, text []byte, read *shell.Script, t training) (*s
 	if v := launchVariables(t.kind); v != nil {
 		t.line.Variables(v[0], v[1])
 	}
-	from := source{unset: read.Unset, looped: read.Looped, notes: made.Notes, reference: made.Reference}
+	from := sourceOf(given, read)
+	notes, err := unsetNotes(given, read, t.unset)
+	if err != nil {
+		return nil, source{}, err
+	}
+	from.Reference, from.notes = made.Reference, slices.Concat(from.notes, notes, made.Notes)
 	from.started(t.line)
 	return &strict.Document{File: file, Text: text, Root: made.Root}, from, nil
 }

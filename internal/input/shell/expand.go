@@ -2,6 +2,7 @@ package shell
 
 import (
 	"io"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +22,10 @@ func (r *runner) Get(name string) expand.Variable {
 		return expand.Variable{Set: true, Kind: expand.Indexed, List: list}
 	case is:
 		return expand.Variable{Set: true, Kind: expand.String, Str: v.word.Text}
+	case name == "BASH_SOURCE" && r.file != "":
+		return expand.Variable{Set: true, Kind: expand.Indexed, List: []string{r.file}}
+	case name == "0" && r.file != "" && len(r.prefix) == 0:
+		return expand.Variable{Set: true, Kind: expand.String, Str: r.file}
 	case name == "#":
 		return expand.Variable{Set: true, Kind: expand.String, Str: strconv.Itoa(len(r.arguments))}
 	case name == "@" || name == "*":
@@ -350,6 +355,9 @@ func (r *runner) prints(s *syntax.Stmt, input string) (string, bool) {
 	}
 	switch c := s.Cmd.(type) {
 	case *syntax.BinaryCmd:
+		if c.Op == syntax.AndStmt {
+			return r.printsThere(c)
+		}
 		if c.Op != syntax.Pipe {
 			return "", false
 		}
@@ -366,4 +374,19 @@ func (r *runner) prints(s *syntax.Stmt, input string) (string, bool) {
 		return filter(words, input)
 	}
 	return "", false
+}
+
+// printsThere returns what cd FOLDER && pwd prints, as scripts find their own folder. The path is as it was given.
+func (r *runner) printsThere(c *syntax.BinaryCmd) (string, bool) {
+	first, isCall := c.X.Cmd.(*syntax.CallExpr)
+	then, isCall2 := c.Y.Cmd.(*syntax.CallExpr)
+	if !isCall || !isCall2 || len(then.Args) == 0 || then.Args[0].Lit() != "pwd" {
+		return "", false
+	}
+	words := r.words(first.Args)
+	words = slices.DeleteFunc(words, func(w Word) bool { return w.Text == "--" || w.Text == "-P" || w.Text == "-L" })
+	if len(words) != 2 || words[0].Text != "cd" || len(words[1].Unknown) > 0 {
+		return "", false
+	}
+	return path.Clean(words[1].Text), true
 }

@@ -1,6 +1,8 @@
 package shell
 
 import (
+	"path"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -36,10 +38,19 @@ func filter(words []Word, input string) (string, bool) {
 		return fieldsOf(arguments, input)
 	case name == "basename" && len(arguments) == 1:
 		return line[strings.LastIndexByte(strings.TrimRight(line, "/"), '/')+1:], true
+	case name == "dirname" && len(withoutDashes(arguments)) == 1:
+		return path.Dir(withoutDashes(arguments)[0]), true
+	case (name == "realpath" || name == "readlink") && len(withoutDashes(arguments)) == 1:
+		return path.Clean(withoutDashes(arguments)[0]), true
 	case name == "seq":
 		return sequence(arguments)
 	}
 	return "", false
+}
+
+// withoutDashes returns arguments without flags. Those of realpath, readlink and dirname change no path that exists.
+func withoutDashes(arguments []string) []string {
+	return slices.DeleteFunc(slices.Clone(arguments), func(a string) bool { return strings.HasPrefix(a, "-") })
 }
 
 // fieldsOf returns the number of fields as awk counts them: awk -F, '{print NF}'.

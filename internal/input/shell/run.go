@@ -11,12 +11,15 @@ import (
 
 // runner follows a script.
 type runner struct {
-	text      string // that the nodes are of
-	shift     int64  // where the command stands whose argument the text is
-	inner     bool   // the text is an argument of another command
+	file      string   // with the commands
+	open      Opener   // nil if files that they name are not read
+	around    []string // files that are being read as a part of the script: none is a part of itself
+	text      string   // that the nodes are of
+	shift     int64    // where the command stands whose argument the text is
+	inner     bool     // the text is an argument of another command
 	out       *Script
 	values    map[string]variable
-	functions map[string]*syntax.Stmt
+	functions map[string]function
 	outputs   map[*syntax.CmdSubst]string // of commands whose output is known
 	arguments []Word                      // of the function that runs
 	prefix    []Word                      // of the command that runs an inner text
@@ -27,6 +30,14 @@ type runner struct {
 	depth     int
 	steps     int // that are left
 	when      int
+}
+
+// function is a function of the shell, with the text that it stands in.
+type function struct {
+	body       *syntax.Stmt
+	file, text string
+	shift      int64
+	inner      bool
 }
 
 // variable is the value of a variable: a word or an array.
@@ -121,7 +132,7 @@ func (r *runner) statement(s *syntax.Stmt) {
 		}
 	case *syntax.FuncDecl:
 		if c.Name != nil {
-			r.functions[c.Name.Value] = c.Body
+			r.functions[c.Name.Value] = function{c.Body, r.file, r.text, r.shift, r.inner}
 		}
 	}
 }
@@ -341,11 +352,12 @@ func (r *runner) call(c *syntax.CallExpr) {
 	if len(words) == 0 {
 		return
 	}
-	if body := r.functions[words[0].Text]; body != nil {
-		arguments := r.arguments
-		r.arguments = words[1:]
-		r.statement(body)
-		r.arguments = arguments
+	if f, is := r.functions[words[0].Text]; is {
+		inner := *r
+		inner.file, inner.text, inner.shift, inner.inner = f.file, f.text, f.shift, f.inner
+		inner.arguments = words[1:]
+		inner.statement(f.body)
+		r.steps, r.when = inner.steps, inner.when
 		return
 	}
 	r.command(words, own)
@@ -365,6 +377,9 @@ func (r *runner) command(words []Word, own []setting) {
 		}
 		return
 	case "set":
+		return
+	case "source", ".":
+		r.sourced(words, own)
 		return
 	}
 	for i, w := range words {
@@ -386,6 +401,29 @@ func (r *runner) command(words []Word, own []setting) {
 	full := shown(slices.Concat(r.prefix, words))
 	r.out.Commands = append(r.out.Commands, &Command{Words: full, Unsure: strings.Join(r.unsure, ", "),
 		Often: r.often, own: append(slices.Clip(r.before), own...), script: r.out, when: r.when})
+}
+
+// sourced follows the commands of a file as a part of the script.
+func (r *runner) sourced(words []Word, own []setting) {
+	if len(words) < 2 || len(r.out.Sourced) >= mostTurns {
+		return
+	}
+	s := Sourced{Name: words[1].Text, At: words[0].At}
+	if r.open != nil && len(words[1].Unknown) == 0 {
+		if text, found, err := r.open(words[1].Text); err == nil && !slices.Contains(r.around, found) {
+			inner := *r
+			inner.file, inner.around = found, append(slices.Clip(r.around), found)
+			if len(words) > 2 {
+				inner.arguments = words[2:]
+			}
+			if inner.within(Word{Text: string(text), At: words[0].At}, nil, own) {
+				s.Path = found
+			}
+			r.steps, r.when = inner.steps, inner.when
+		}
+	}
+	s.Name = fromBlanks.Replace(s.Name)
+	r.out.Sourced = append(r.out.Sourced, s)
 }
 
 // within follows a text that a command runs. It reports whether the text is a script.

@@ -5,6 +5,7 @@ package shell
 import (
 	"errors"
 	"maps"
+	"path"
 	"slices"
 	"sort"
 	"strings"
@@ -56,9 +57,21 @@ type Script struct {
 	Undecided     []Undecided
 	// Written are files that the script writes itself, by their names.
 	Written map[string]string
+	// Sourced are the files that the script runs as a part of itself, in its order.
+	Sourced []Sourced
 
 	settings map[string][]setting
 }
+
+// Sourced is a file that a script runs as a part of itself: source FILE. What it sets and runs stands at that command.
+type Sourced struct {
+	Name string // as it is written; Path is where it was found, or empty
+	Path string
+	At   int64
+}
+
+// Opener returns the text of a file that a script runs as a part of itself, and where it was found.
+type Opener func(name string) (text []byte, path string, err error)
 
 // Undecided is a variable whose value depends on a condition that only a run can tell.
 type Undecided struct {
@@ -115,8 +128,9 @@ const (
 	mostTurns    = 256     // of a loop
 )
 
-// Read reads a script. Variables are those of its environment. Every error is a *fault.Input.
-func Read(file string, text []byte, variables map[string]Word) (*Script, error) {
+// Read reads a script. Variables are those of its environment. Open may be nil: then no file is a part of the script.
+// Every error is a *fault.Input.
+func Read(file string, text []byte, variables map[string]Word, open Opener) (*Script, error) {
 	parsed, err := parse(string(text))
 	var wrong syntax.ParseError
 	if errors.As(err, &wrong) {
@@ -128,6 +142,7 @@ func Read(file string, text []byte, variables map[string]Word) (*Script, error) 
 		return nil, &fault.Input{Where: fault.Position{File: file}, What: "this is no script that Bash reads", Err: err}
 	}
 	r := newRunner(string(text), variables)
+	r.file, r.open, r.around = file, open, []string{path.Clean(file)}
 	r.run(parsed.Stmts)
 	return r.finish(file)
 }
@@ -140,7 +155,7 @@ func ReadWords(file string, words []Word, variables map[string]Word) (*Script, e
 }
 
 func newRunner(text string, variables map[string]Word) *runner {
-	r := &runner{text: text, values: map[string]variable{}, functions: map[string]*syntax.Stmt{}, steps: mostSteps,
+	r := &runner{text: text, values: map[string]variable{}, functions: map[string]function{}, steps: mostSteps,
 		outputs: map[*syntax.CmdSubst]string{},
 		out:     &Script{Lists: map[string][]Word{}, Written: map[string]string{}, settings: map[string][]setting{}}}
 	for name, value := range variables {

@@ -2,6 +2,8 @@ package shell
 
 import (
 	"errors"
+	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"testing"
@@ -12,7 +14,7 @@ import (
 // commands returns the commands of a script with spaces between their words.
 func commands(t *testing.T, script string) (list []string) {
 	t.Helper()
-	s, err := Read("run.sh", []byte(script), nil)
+	s, err := Read("run.sh", []byte(script), nil, nil)
 	if err != nil {
 		t.Fatalf("%s: %v", script, err)
 	}
@@ -78,7 +80,7 @@ func TestValues(t *testing.T) {
 		"$(nvidia-smi -L | wc -l)": "$(nvidia-smi -L | wc -l)", "${m:+x}": "", "${n:+x}": "x", "${!n}": "${!n}",
 		"$(echo $D | grep -o , | wc -l)": "2", "${m:?unset}": "${m:?unset}", "\\$n": "$n",
 	} {
-		s, err := Read("", []byte(before+"a "+text), nil)
+		s, err := Read("", []byte(before+"a "+text), nil, nil)
 		if err != nil {
 			t.Fatalf("%s: %v", text, err)
 		}
@@ -116,7 +118,7 @@ func TestConditions(t *testing.T) {
 		"N=1; while read l; do N=2; done; a $N":                          "a 1",
 		"if command -v x; then a; fi":                                    "command -v x; a: the condition command -v x",
 	} {
-		s, err := Read("", []byte(script), nil)
+		s, err := Read("", []byte(script), nil, nil)
 		if err != nil {
 			t.Fatalf("%s: %v", script, err)
 		}
@@ -137,7 +139,7 @@ func TestConditions(t *testing.T) {
 // TestVariables: a command sees the variables that are exported before it, and those on its own line.
 func TestVariables(t *testing.T) {
 	const script = "A=1\nexport B=2 C\nC=3\nX=4 a\nexport A=5\nb\nunset B\nc\n"
-	s, err := Read("", []byte(script), map[string]Word{"HOST": {Text: "h"}})
+	s, err := Read("", []byte(script), map[string]Word{"HOST": {Text: "h"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +161,7 @@ func TestVariables(t *testing.T) {
 
 // TestWritten keeps the files that a script writes.
 func TestWritten(t *testing.T) {
-	s, err := Read("", []byte("N=2\ncat > ds.json <<EOF\n{\"n\": $N}\nEOF\ncat <<'E' | tee x\n$N\nE\n"), nil)
+	s, err := Read("", []byte("N=2\ncat > ds.json <<EOF\n{\"n\": $N}\nEOF\ncat <<'E' | tee x\n$N\nE\n"), nil, nil)
 	if err != nil || s.Written["ds.json"] != "{\"n\": 2}\n" {
 		t.Errorf("%q, %v", s.Written, err)
 	}
@@ -174,7 +176,7 @@ func TestRefuses(t *testing.T) {
 		"a=x;" + strings.Repeat("a=$a$a;", 40): "more than",
 		"f() { g; g; }; g() { h; h; }; h() { f; f; };" + strings.Repeat("f;", 200): "more than",
 	} {
-		_, err := Read("run.sh", []byte(script), nil)
+		_, err := Read("run.sh", []byte(script), nil, nil)
 		var input *fault.Input
 		if err != nil && !errors.As(err, &input) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%.40s: %v, want %q", script, err, want)
@@ -190,7 +192,7 @@ func FuzzRead(f *testing.F) {
 		f.Add(script)
 	}
 	f.Fuzz(func(t *testing.T, script string) {
-		s, err := Read("run.sh", []byte(script), nil)
+		s, err := Read("run.sh", []byte(script), nil, nil)
 		var input *fault.Input
 		if err != nil && !errors.As(err, &input) {
 			t.Fatalf("%v is no fault of the input", err)
@@ -201,4 +203,45 @@ func FuzzRead(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestSourced: a script is read with the files that it runs as a part of itself, and with the functions in them.
+func TestSourced(t *testing.T) {
+	files := map[string]string{
+		"jobs/models/small.sh": "ARGS=(--layers 2 --hidden 8)\nstart() { torchrun $UNKNOWN \"$@\"; }\n",
+		"jobs/env.sh":          "export NCCL_DEBUG=$1\nsource jobs/run.sh\n. jobs/env.sh\n", "broken.sh": "if"}
+	open := func(name string) ([]byte, string, error) {
+		if text, is := files[name]; is {
+			return []byte(text), name, nil
+		}
+		return nil, "", fs.ErrNotExist
+	}
+	const script = `HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
+source "$HERE/models/small.sh"
+. "$(dirname $0)/env.sh" INFO
+source missing.sh
+source broken.sh
+source "$HERE/$SIZE.sh"
+start train.py ${ARGS[@]}
+`
+	s, err := Read("jobs/run.sh", []byte(script), nil, open)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Commands) != 1 || s.Commands[0].Text() != "torchrun $UNKNOWN train.py --layers 2 --hidden 8" {
+		t.Fatalf("the commands are %v", s.Commands)
+	}
+	if value, _, exported, _ := s.Commands[0].Variable("NCCL_DEBUG"); value.Text != "INFO" || !exported {
+		t.Errorf("NCCL_DEBUG is %q", value.Text)
+	}
+	var sourced []string
+	for _, f := range s.Sourced {
+		line := 1 + strings.Count(script[:f.At], "\n")
+		sourced = append(sourced, fmt.Sprintf("%d %s %s", line, f.Name, f.Path))
+	}
+	want := []string{"2 jobs/models/small.sh jobs/models/small.sh", "3 jobs/run.sh ", "3 jobs/env.sh ",
+		"3 jobs/env.sh jobs/env.sh", "4 missing.sh ", "5 broken.sh ", "6 jobs/$SIZE.sh "}
+	if !slices.Equal(sourced, want) {
+		t.Errorf("parts of the script are %q, expected %q", sourced, want)
+	}
 }
