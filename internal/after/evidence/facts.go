@@ -154,6 +154,9 @@ type (
 		Pinned                                           Size
 	}
 
+	// EngineSlept is a rollout engine that went to sleep: what it gave back of its GPU, and what stayed in use there.
+	EngineSlept struct{ Freed, Left Size }
+
 	// Estimate is a line of a framework's own estimate.
 	Estimate struct {
 		By               string

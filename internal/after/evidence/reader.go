@@ -415,7 +415,7 @@ func (r *reader) add(t *text, fact Fact) {
 // repetitive returns whether the fact is one of many that a long log has.
 func repetitive(fact Fact) bool {
 	switch fact.(type) {
-	case Progress, MemoryUsage, AllocationRetried, CacheFlushed, Handled:
+	case Progress, MemoryUsage, AllocationRetried, CacheFlushed, Handled, EngineSlept:
 		return true
 	}
 	return false

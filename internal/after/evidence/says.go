@@ -225,6 +225,11 @@ func (f MemoryList) Says() string {
 }
 
 // Says says it.
+func (f EngineSlept) Says() string {
+	return fmt.Sprintf("the rollout engine slept and gave %v back, and %v stayed in use", f.Freed, f.Left)
+}
+
+// Says says it.
 func (f BatchEnd) Says() string { return f.By + " ended the job: " + f.Reason }
 
 // Says says it.

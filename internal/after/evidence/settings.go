@@ -42,6 +42,16 @@ var settingPatterns = []pattern{
 			return Setting{strings.TrimPrefix(m.get("name"), "dataloader_"), strings.ToLower(m.get("value"))}
 		},
 	},
+	{ // vllm/v1/worker/gpu_worker.py
+		name:       "an engine has slept",
+		literals:   []string{"Sleep mode freed"},
+		expression: `\bSleep mode freed (?P<freed>[\d.]+ [KMG]iB) memory, (?P<left>[\d.]+ [KMG]iB) memory is still in`,
+		kind:       TrainerLog,
+		take: func(r *reader, m *match) {
+			r.emit(m, Setting{SleepMode, "true"})
+			r.emit(m, EngineSlept{m.size("freed", 1), m.size("left", 1)})
+		},
+	},
 	{ // vllm/device_allocator/cumem.py, vllm/v1/worker/gpu_worker.py, torch_memory_saver
 		name: "an engine sleeps",
 		literals: []string{"CuMemAllocator", "Sleep mode freed", "fall asleep", "torch_memory_saver",

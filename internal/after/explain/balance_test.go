@@ -189,3 +189,18 @@ func TestRecordedBalance(t *testing.T) {
 		}
 	}
 }
+
+// TestSleepingEngine: what an engine says when it sleeps divides the GPU that is too small when it wakes.
+func TestSleepingEngine(t *testing.T) {
+	e := explainText(t, "Sleep mode freed 30.00 GiB memory, 2.00 GiB memory is still in use.\n"+
+		"Sleep mode freed 9.00 GiB memory, 7.50 GiB memory is still in use.\n"+
+		"RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62\n")
+	got := map[string]ledger.Bytes{}
+	for _, h := range e.Holders {
+		got[h.Component] = h.Bytes
+	}
+	want := map[string]ledger.Bytes{"rollout_engine": 9 * gib, "trainer": 15 * gib / 2}
+	if e.Cause.Detail != waking || !maps.Equal(got, want) {
+		t.Errorf("%s: %v, expected %v", e.Cause.Detail, got, want)
+	}
+}

@@ -110,10 +110,27 @@ func (s *scene) gpuHolders(top claim) []Holder {
 		s.shot = shot
 		break
 	}
+	if driver, is := top.at.Fact.(evidence.DriverOutOfMemory); is && driver.Waking && !counted {
+		return s.asleep(top.at)
+	}
 	if !ok {
 		return list
 	}
 	return append(append(list, s.uncounted(f, list)...), gpuShares(f)...)
+}
+
+// asleep divides a GPU between a rollout engine that wakes and all others, as the engine has said when it went to sleep
+// before.
+func (s *scene) asleep(at evidence.Finding) (list []Holder) {
+	for _, slept := range all[evidence.EngineSlept](s.findings) {
+		if slept.File == at.File && slept.Number <= at.Number && (slept.Rank == at.Rank || at.Rank == evidence.NoRank) {
+			list = []Holder{
+				{"rollout_engine", slept.fact.Freed.Bytes, "given back when the engine slept, and needed again"},
+				{"trainer", slept.fact.Left.Bytes, "in use while the engine slept; the trainer may have more by now"},
+			}
+		}
+	}
+	return list
 }
 
 // uncounted is what PyTorch says its tensors held beyond the components that were counted, at a mark before the failure
