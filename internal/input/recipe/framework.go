@@ -135,6 +135,8 @@ type Tricks struct {
 	QuantizesExperts bool
 	// WidensNorms says that norms, embeddings and the head are kept in fp32.
 	WidensNorms bool
+	// ScalesProducts says that products of blocks are in fp8.
+	ScalesProducts bool
 	TilesMLP    *Tiles // nil without
 	// HostExperts says how KTransformers runs the experts, nil if they are a part of the model on the GPU.
 	HostExperts *HostExperts

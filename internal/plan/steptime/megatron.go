@@ -131,7 +131,8 @@ func (w *megatronWork) product(m *megatronChunk, p megatron.Parameter) {
 		tokens = w.tokens.split
 	}
 	elements := float64(p.Elements)
-	of := work{dense: 2 * elements * tokens, read: elements * float64(w.ParameterType.Size())}
+	of := work{dense: 2 * elements * tokens, read: elements * float64(w.ParameterType.Size()),
+		fill: 2 * elements * tokens * lost / float64(w.Hidden)}
 	m.pass.add(of)
 	if inLayer && w.repeats(layer, moduleOf(name)) {
 		m.again.add(of)
@@ -140,9 +141,9 @@ func (w *megatronWork) product(m *megatronChunk, p megatron.Parameter) {
 
 // add adds other work.
 func (w *work) add(o work) {
-	w.dense, w.head, w.read = w.dense+o.dense, w.head+o.head, w.read+o.read
-	w.attention, w.traffic, w.loss = w.attention+o.attention, w.traffic+o.traffic, w.loss+o.loss
-	w.kernels += o.kernels
+	w.dense, w.head, w.read, w.fill = w.dense+o.dense, w.head+o.head, w.read+o.read, w.fill+o.fill
+	w.attention, w.begun = w.attention+o.attention, w.begun+o.begun
+	w.traffic, w.loss, w.kernels = w.traffic+o.traffic, w.loss+o.loss, w.kernels+o.kernels
 }
 
 func (e *exchange) add(o exchange) {
@@ -166,7 +167,7 @@ func (w *megatronWork) layer(m *megatronChunk, index int, layer megatron.Layer) 
 	if n := w.Degrees.Context; n > 1 {
 		around.keys, around.rings = w.keys(), 1
 	}
-	add("", work{kernels: blockKernels}, around)
+	add("", work{kernels: megatronKernels}, around)
 }
 
 // attention returns the products of queries with keys, and of their scores with values.
@@ -182,7 +183,9 @@ func (w *megatronWork) attention(layer megatron.Layer) (of work) {
 	}
 	heads := float64(w.QueryHeads())
 	of.attention = 2 * w.tokens.all * keys * heads * (width + values)
-	if !fused {
+	if fused {
+		of.begun = of.attention * flashStart / float64(w.Sequence)
+	} else {
 		of.traffic = w.tokens.all * float64(w.Sequence) * heads * scoreBytes
 	}
 	return of
@@ -245,6 +248,9 @@ func (w *megatronWork) head(m *megatronChunk) {
 		w.layer(m, w.layers, w.Layers[len(w.Layers)-1])
 	}
 }
+
+// megatronKernels are the operations of a layer that Python starts: Transformer Engine fuses norms and rotations.
+const megatronKernels = 30
 
 // parts returns the parts of a step at an end of the interval.
 func (s *megatronStages) parts(r rates) (parts, error) {

@@ -53,25 +53,28 @@ type recomputation struct {
 // for gradients of inputs and of weights. Fused attention computes its scores once more.
 func (r *rates) times(w *work, again recomputation, compiled bool) (forward, backward float64) {
 	head, loss := w.head/r.head, w.loss/r.Device
-	dense, experts := max(head+(w.dense-w.head)/r.dense, w.read/r.Device), max(w.experts/r.experts, w.weights/r.Device)
-	attention, other := w.attention/r.attention, (w.traffic+w.loss+w.dequantized)/r.Device
+	dense := max(head+(w.dense+w.fill-w.head)/r.dense, w.read/r.Device)
+	experts := max(w.experts/r.experts, w.weights/r.Device)
+	attention := (w.attention + w.begun) / r.attention
+	other := (w.traffic+w.loss+w.dequantized)/r.Device + 2*w.adapter/r.head // thin matrices reach half
 	if r.given {
 		dense, experts, attention, other = w.dense/r.FLOPS, w.experts/r.FLOPS, w.attention/r.FLOPS, 0
 		head, loss = w.head/r.FLOPS, 0
 	}
-	start := w.kernels * kernelTime
+	start := w.kernels * r.kernel
 	if compiled {
 		start /= 4 // fused kernels
 	}
-	forward = max(dense+experts+attention+other, start)
+	start += w.hooks * r.kernel
+	busy := dense + experts + attention + other
 	trained := 1 - w.frozen // inputs have gradients as far as the pass goes, and weights that are trained
 	through := head + w.reach*max(0, dense-head+experts)
-	backward = max(through+trained*(dense+experts)+w.reach*(2.5*attention+2*(other-loss))+2*loss, w.reach*2*start)
-	repeated := max(0, forward-head-loss) // blocks only
+	back := through + trained*(dense+experts) + w.reach*(2.5*attention+2*(other-loss)) + 2*loss
+	repeated := max(0, busy-head-loss) // blocks only
 	if again.selective {
 		repeated = max(0, other-loss)
 	}
-	return forward, backward + w.reach*repeated*again.share
+	return max(busy, start), max(back+w.reach*repeated*again.share, w.reach*start*(1+again.share))
 }
 
 // passes sets the times of the passes of a micro batch.
