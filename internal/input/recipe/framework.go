@@ -137,7 +137,7 @@ type Tricks struct {
 	WidensNorms bool
 	// ScalesProducts says that products of blocks are in fp8.
 	ScalesProducts bool
-	TilesMLP    *Tiles // nil without
+	TilesMLP       *Tiles // nil without
 	// HostExperts says how KTransformers runs the experts, nil if they are a part of the model on the GPU.
 	HostExperts *HostExperts
 }

@@ -2,6 +2,7 @@ package job
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 
 	"plimsoll/internal/base/dtype"
@@ -80,9 +81,11 @@ func (r *resolver) recompute() error {
 		j.Recompute = &autograd.Checkpoint{Reentrant: true}
 	case "selective":
 		j.Recompute = &autograd.Checkpoint{Selective: 2}
-	case "every-2":
-		j.Recompute, j.RecomputeEvery = &autograd.Checkpoint{}, 2
 	default:
+		if n, every := everyBlock(way); every {
+			j.Recompute, j.RecomputeEvery = &autograd.Checkpoint{}, n
+			break
+		}
 		return fault.Inputf("unknown way to recompute activations: %q", way).
 			WithHint("expected one of " + strings.Join(Recomputes, ", "))
 	}
@@ -91,6 +94,13 @@ func (r *resolver) recompute() error {
 			"torch.compile").WithHint("set use_reentrant to false, and leave --compile out")
 	}
 	return nil
+}
+
+// everyBlock returns n of "every-n", from 2 on.
+func everyBlock(way string) (n int, is bool) {
+	number, is := strings.CutPrefix(way, "every-")
+	n, err := strconv.Atoi(number)
+	return n, is && err == nil && n > 1
 }
 
 // loss sets how the loss is computed, and what torch.compile fuses.

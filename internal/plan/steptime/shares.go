@@ -51,9 +51,16 @@ func productsOf(m gpu.Model) float64 {
 }
 
 // shares are stated, and not fitted to step times of single jobs.
-var shares = struct{ dense, fp8, experts, memory, link, peer, bus, network, host share }{
-	// Of the best product: matrices of a model are not all of the best shape. llm-foundry's 139 runs on A100.
+var shares = struct {
+	dense, denseOnHopper, denseOnBlackwell, fp8, experts, memory, link, peer, bus, network, host share
+}{
+	// Of the best product: matrices of a model are not all of the best shape, and a GPU that is busy for minutes lowers
+	// its clock. llm-foundry's 139 runs on A100.
 	dense: around(0.88, 0.82, 1.14),
+	// A training step of Llama 3.1 8B spends on H200 and on B200 what is left of 463 and 771 TFLOP/s without other
+	// operations (stas00/ml-engineering, insights/when-to-upgrade-gpus).
+	denseOnHopper:    around(0.68, 0.84, 1.20),
+	denseOnBlackwell: around(0.53, 0.80, 1.35),
 	// Of the best product in fp8, which reaches 71 % of H100's data sheet and 76 % of B200's (stas00/ml-engineering).
 	fp8:     around(0.80, 0.80, 1.20),
 	experts: around(0.60, 0.70, 1.35),
@@ -63,6 +70,17 @@ var shares = struct{ dense, fp8, experts, memory, link, peer, bus, network, host
 	bus:     share{0.45, 0.15, 0.78}, // of PCIe, where GPUs have no other link between them
 	network: share{0.80, 0.60, 0.95},
 	host:    share{1, 0.80, 1.10}, // of the bandwidth that is given or measured
+}
+
+// denseOf returns the share of the best product that products of a model reach.
+func denseOf(m gpu.Model) share {
+	switch {
+	case m.Capability >= 90 && m.Capability < 100:
+		return shares.denseOnHopper
+	case m.Capability >= 100 && m.Capability < 120:
+		return shares.denseOnBlackwell
+	}
+	return shares.dense
 }
 
 // flash are the shares of the data sheet that fused attention reaches with long sequences, forward and backward
@@ -88,6 +106,15 @@ var flash = struct {
 // and those on the diagonal in full.
 const flashStart = 500
 
+// rings is what attention keeps of its rate if more than two ranks pass keys and values around: torchtitan's Llama 3.1 8B
+// reaches 281 TFLOP/s in it over one and two ranks, and 190 over four and eight
+// (benchmarks/llama3_h100_202412_torchtitan.md).
+var rings = share{0.68, 0.60, 0.90}
+
+// assumedNetwork is what a GPU sends to other nodes, in bytes a second, where neither its data sheet nor a flag says it:
+// 50 Gb/s, as in AWS's g6e.48xlarge, and no more than 12.5 as in g5.48xlarge or 200.
+var assumedNetwork = share{6.25e9, 1.5e9, 25e9}
+
 // attentionOf returns the shares of attention of a job.
 func attentionOf(j *job.Job) share {
 	hopper := j.GPU.Capability >= 90 && j.GPU.Capability < 100
@@ -97,7 +124,7 @@ func attentionOf(j *job.Job) share {
 	isEither := !isFirst && !torch.AtLeast(2, 1, 0)
 	switch {
 	case j.Attention == forward.Eager:
-		dense := shares.dense
+		dense := denseOf(j.GPU)
 		for end := range dense {
 			dense[end] *= productsOf(j.GPU)
 		}
@@ -144,7 +171,7 @@ func ratesAt(j *job.Job, m Machine, end int) rates {
 	}
 	peak := j.GPU.FLOPS(type16.Size(), type16 == dtype.BF16)
 	best := peak * productsOf(j.GPU)
-	r.dense, r.experts, r.attention = best*shares.dense[end], best*shares.experts[end], peak*attentionOf(j)[end]
+	r.dense, r.experts, r.attention = best*denseOf(j.GPU)[end], best*shares.experts[end], peak*attentionOf(j)[end]
 	r.head = r.dense
 	if j.FP8() {
 		r.dense = 2 * best * 0.92 * shares.fp8[end]
@@ -163,10 +190,15 @@ func ratesAt(j *job.Job, m Machine, end int) rates {
 		peer = shares.bus
 	}
 	r.peer = j.GPU.Speed.Peer * giga * peer[end]
-	r.network = j.GPU.Speed.Network * giga
-	if m.Network > 0 {
-		r.network = m.Network
+	r.network = j.GPU.Speed.Network * giga * shares.network[end]
+	switch {
+	case m.Network > 0:
+		r.network = m.Network * shares.network[end]
+	case r.network == 0:
+		r.network = assumedNetwork[end]
 	}
-	r.network *= shares.network[end]
+	if p := j.Parallel; j.Megatron == nil && p.Context > 2 && !p.Ulysses && !p.DeepSpeedUlysses {
+		r.attention *= rings[end]
+	}
 	return r
 }

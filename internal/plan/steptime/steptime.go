@@ -3,12 +3,10 @@
 package steptime
 
 import (
-	"slices"
 	"strings"
 	"time"
 
 	"plimsoll/internal/base/fault"
-	"plimsoll/internal/input/model"
 	"plimsoll/internal/plan/job"
 	"plimsoll/internal/plan/roads"
 )
@@ -56,9 +54,6 @@ func Refusal(j *job.Job, m Machine) error {
 	switch {
 	case j.OnCPU:
 		return fault.Inputf("the model of time knows passes on GPUs only").WithHint("leave --cpu out")
-	case j.Model.Network.Opaque != nil:
-		return fault.Inputf("the operations of %s are unknown, so their time is, too", j.Model.Name).
-			WithHint("name a model whose architecture Plimsoll knows")
 	}
 	if what := unmodelled(j); what != "" {
 		return fault.Inputf("the time of %s is not modelled", what).WithHint("plan its memory only")
@@ -90,9 +85,6 @@ func (m Machine) lacks(j *job.Job) (lacks []string) {
 	if m.Device == 0 && j.GPU.Bandwidth == 0 {
 		lacks = append(lacks, "the bandwidth of the GPU's memory (--gpu)")
 	}
-	if j.Nodes > 1 && m.Network == 0 && j.GPU.Speed.Network == 0 {
-		lacks = append(lacks, "the rate of the network between nodes (--network)")
-	}
 	if j.RanksPerNode > 1 && j.GPU.Speed.Peer == 0 {
 		lacks = append(lacks, "the rate of the links between GPUs (--gpu)")
 	}
@@ -104,25 +96,8 @@ func unmodelled(j *job.Job) string {
 	if j.Megatron != nil {
 		return unmodelledOfMegatron(j.Megatron)
 	}
-	switch {
-	case j.Images.Count > 0:
-		return "encoders of images"
-	case j.Model.Network.Sound() != nil:
-		return "encoders of sound"
-	case slices.ContainsFunc(j.Model.Network.Blocks(), func(b model.Block) bool { return b.Attention.Delta != nil }):
-		return "recurrent layers"
-	case j.Answers != nil && j.Answers.Mismatched != job.Never:
-		return "passes on answers to other prompts"
-	case j.OffloadActivations != nil:
-		return "activations on the host"
-	case j.QAT != nil:
-		return "fake quantization"
-	case j.HostExperts != nil:
+	if j.HostExperts != nil {
 		return "experts on the host"
-	case j.Pipeline != nil && j.DeepSpeed != nil:
-		return "DeepSpeed's pipeline engine"
-	case j.Pipeline != nil && j.Pipeline.Divides() && j.Recompute != nil:
-		return "recomputation in a divided backward pass"
 	}
 	return ""
 }

@@ -24,6 +24,7 @@ const (
 	logitBytes    = 16 // of a logit: written, upcast, and its logarithm of the softmax
 	fusedBytes    = 6  // of any of these if a kernel does all of it
 	scoreBytes    = 20 // of a score of eager attention: written, masked, upcast, softmax, cast back, read
+	fakeBytes     = 40 // of what is rounded to few bits and back, operation by operation in fp32
 	castBytes     = 6  // from fp32 to 16 bits
 	scaledBytes   = 5  // of what products read in fp8: read for its maximum, read, and written in a byte
 )
@@ -37,6 +38,7 @@ const (
 	pieceKernels     = 8  // of an activation, operation by operation
 	loraKernels      = 6  // of an adapted module: a cast, dropout, two products, the scale and the sum
 	unpackKernels    = 6  // of a weight that operations of PyTorch unpack
+	fakeKernels      = 10 // of what is rounded to few bits and back
 	expertKernels    = 8  // of each expert, if experts are modules of their own
 	routerKernels    = 14 // of a mixture: scores, choice, sorting, gathering and adding up
 	// hookKernels is how long ZeRO-3's hooks around a module take to fetch and release its parameters, as operations: a
@@ -82,6 +84,14 @@ func (w *work) addModule(j *job.Job, p model.Parameter, elements, tokens float64
 	if j.FP8() && p.Block >= 0 {
 		w.traffic += elements * scaledBytes
 	}
+	if q := j.QAT; q != nil && p.Block >= 0 {
+		w.traffic += elements * fakeBytes
+		w.kernels += fakeKernels
+		if q.Activations {
+			w.traffic += tokens * inputs * fakeBytes
+			w.kernels += fakeKernels
+		}
+	}
 	if j.Adapter != nil && j.Adapter.Targets(moduleName(p)) {
 		w.kernels += loraKernels
 		if d := j.DeepSpeed; d != nil && d.ZeROStage == 3 {
@@ -101,9 +111,10 @@ func (w *work) addModule(j *job.Job, p model.Parameter, elements, tokens float64
 }
 
 // addBlock adds attention and the operations between products.
-func (w *work) addBlock(j *job.Job, s *model.Stack, b *model.Block, tokens float64) {
+func (w *work) addBlock(j *job.Job, of rows, s *model.Stack, b *model.Block) {
+	tokens := of.all
 	wide := float64(j.ComputeType().Size()) / 2 // as the constants are for 16 bits
-	hidden := float64(j.Model.Network.Hidden)
+	hidden := float64(of.hidden)
 	fused := j.Compile || j.Liger
 	for _, n := range []model.Norm{b.AttentionNorm, b.CrossNorm, b.FeedForwardNorm, b.AfterAttention,
 		b.AfterFeedForward} {
@@ -118,13 +129,14 @@ func (w *work) addBlock(j *job.Job, s *model.Stack, b *model.Block, tokens float
 	if j.AutocastType != dtype.Invalid && !j.Compile { // norms compute in fp32, and products cast what they read
 		w.traffic += tokens * hidden * 2 * castBytes
 	}
-	for _, a := range []*model.Attention{&b.Attention, b.Cross} {
-		if a != nil {
-			w.addAttention(j, s, a, tokens)
-			w.addRotary(j, a, tokens*wide, fused)
-		}
+	w.addAttention(j, of, s, &b.Attention)
+	w.addRotary(j, &b.Attention, tokens*wide, fused)
+	if b.Cross != nil {
+		across := of
+		across.sequence = of.across
+		w.addAttention(j, across, s, b.Cross)
 	}
-	w.addFeedForward(j, &b.FeedForward, tokens*wide)
+	w.addFeedForward(j, &b.FeedForward, hidden, tokens*wide)
 	if j.FP8() { // of queries, keys and values, of the output projection, and of both layers of the feed-forward part
 		w.traffic += tokens * (3*hidden + float64(b.FeedForward.Inner)/float64(j.Parallel.Tensor)) * scaledBytes
 	}
@@ -166,7 +178,7 @@ func (w *work) addRotary(j *job.Job, a *model.Attention, tokens float64, fused b
 }
 
 // addFeedForward adds the activation, and what a mixture does with the tokens of its experts.
-func (w *work) addFeedForward(j *job.Job, f *model.FeedForward, tokens float64) {
+func (w *work) addFeedForward(j *job.Job, f *model.FeedForward, hidden, tokens float64) {
 	inner := float64(f.Inner)
 	gated := f.Gate != "" || f.GateUp != ""
 	activation := f.Activation
@@ -178,7 +190,7 @@ func (w *work) addFeedForward(j *job.Job, f *model.FeedForward, tokens float64) 
 		if x.Shared != nil {
 			inner += float64(x.Shared.Inner)
 		}
-		w.traffic += tokens * float64(x.Chosen) * float64(j.Model.Network.Hidden) * routedBytes
+		w.traffic += tokens * float64(x.Chosen) * hidden * routedBytes
 		w.kernels += routerKernels
 		if !x.Fused() {
 			w.kernels += expertKernels * float64(len(x.Experts))
@@ -200,13 +212,14 @@ func (w *work) addFeedForward(j *job.Job, f *model.FeedForward, tokens float64) 
 
 // addAttention adds the products of queries with keys, and of their scores with values. Kernels of causal attention
 // leave out the half that is masked.
-func (w *work) addAttention(j *job.Job, s *model.Stack, a *model.Attention, tokens float64) {
+func (w *work) addAttention(j *job.Job, of rows, s *model.Stack, a *model.Attention) {
+	tokens := of.all
 	w.kernels += attentionKernels
 	if a.Delta != nil { // linear in the sequence
 		w.addDelta(j, a.Delta, tokens)
 		return
 	}
-	keys := float64(sequenceOf(j))
+	keys := of.sequence
 	half := s.Causal && j.Attention != forward.Eager
 	switch {
 	case a.Window > 0 && float64(a.Window) < keys:
@@ -219,10 +232,10 @@ func (w *work) addAttention(j *job.Job, s *model.Stack, a *model.Attention, toke
 	heads := float64(a.Heads) / float64(j.Parallel.Tensor)
 	operations := 2 * tokens * keys * heads * float64(width+values)
 	if j.Attention == forward.Eager {
-		w.traffic += tokens * float64(sequenceOf(j)) * heads * scoreBytes
+		w.traffic += tokens * of.sequence * heads * scoreBytes
 		w.kernels += eagerKernels
 	} else {
-		w.begun += operations * flashStart / float64(sequenceOf(j))
+		w.begun += operations * flashStart / of.sequence
 	}
 	w.attention += operations
 }

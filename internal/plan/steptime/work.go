@@ -89,8 +89,9 @@ func workOf(j *job.Job) work {
 	var frozen float64
 	lowest := len(network.Blocks())
 	each := float64(j.Parallel.Tensor)
+	rows := rowsOf(j, tokens)
 	for _, p := range j.Model.Parameters {
-		s := share(p)
+		s, tokens := share(p), rows(p)
 		trains := j.Adapter == nil && !p.Frozen && j.Unfrozen.Has(p.Name)
 		if trains && (p.Block >= 0 || p.IsEmbedding() && p.TiedTo == "") {
 			lowest = min(lowest, max(0, p.Block))
@@ -125,10 +126,15 @@ func workOf(j *job.Job) work {
 	if n := len(network.Blocks()); n > 0 && j.Adapter == nil && !j.UnfreezesEmbeddings() && j.Stage == nil {
 		w.reach = float64(n-lowest) / float64(n)
 	}
-	for _, s := range network.Stacks {
+	for at, s := range network.Stacks {
+		of := stackOf(j, at, tokens)
 		for i := range s.Blocks {
-			w.addBlock(j, s, &s.Blocks[i], tokens)
+			w.addBlock(j, of, s, &s.Blocks[i])
 		}
+	}
+	w.addTowers(j)
+	if network.Opaque != nil {
+		w.addOpaque(j, tokens)
 	}
 	logits := float64(logitBytes)
 	if j.Loss == forward.FusedLoss || j.Loss == forward.ChunkedLoss || j.Loss == forward.CompiledLoss {
