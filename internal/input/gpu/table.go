@@ -45,9 +45,10 @@ func gib(x float64) ledger.Bytes { return ledger.Bytes(x * float64(ledger.GiB)) 
 // as fast, as those with a paper. Speeds of P100 are of its architecture paper, and those of MI300A, MI250X (one of the
 // two dies) and MI210 of AMD's data sheets. The memory and links of H100-96GB are those that torchtitan's benchmarks
 // describe (benchmarks/llama3_h100_202412_torchtitan.md), whose products are between those of SXM and of NVL: so are
-// these. Speeds of laptops and GB10 depend on their power and are 0: no step time is given for them. Networks are those of DGX B200, H200, H100, A100, DGX-1V, of MI300X platforms and of GB200 NVL72: one 400 Gb/s
-// port for each GPU, and one of 200 with A100. A DGX-1V has four ports of 100 Gb/s for eight V100. A GPU of DGX B300
-// and GB300 NVL72 has 800 Gb/s, and one of Vera Rubin NVL72 1,600.
+// these. Speeds of laptops and GB10 depend on their power and are 0: no step time is given for them. Networks are
+// those of DGX B200, H200, H100, A100, DGX-1V, of MI300X platforms and of GB200 NVL72: one 400 Gb/s port for each GPU,
+// and one of 200 with A100. A DGX-1V has four ports of 100 Gb/s for eight V100. A GPU of DGX B300 and GB300 NVL72 has
+// 800 Gb/s, and one of Vera Rubin NVL72 1,600.
 var models = []Model{
 	{"Vera-Rubin", gib(268.22), "Rubin", 107, 19200, Speed{4000, 130, 1500, 450, 200}},
 	{"GB300", gib(276.50), "", 103, 8000, Speed{2500, 80, 900, 225, 100}},

@@ -100,7 +100,7 @@ type Loss struct {
 
 // Passes says how a program runs the passes of the model.
 type Passes struct {
-	Attention string // "" = the default of transformers, or "sdpa", "flash" or "eager"
+	Attention string // "" = the default of transformers, or "sdpa", "flash", "flash3", "flash4" or "eager"
 	Recompute string // "" = what Training says
 	// FSDP2WithoutReentrant says that FSDP2 turns reentrant checkpointing off.
 	FSDP2WithoutReentrant bool

@@ -13,6 +13,10 @@ import (
 	"plimsoll/internal/plan/forward"
 )
 
+// flashNames are other names of versions of flash attention.
+var flashNames = map[string]string{"flash_attention_2": "flash", "flash-attention-2": "flash", "flash2": "flash",
+	"flash_attention_3": "flash3", "flash-attention-3": "flash3", "flash_attention_4": "flash4"}
+
 // attention sets how attention is computed.
 func (r *resolver) attention() error {
 	j := r.job
@@ -27,14 +31,18 @@ func (r *resolver) attention() error {
 		}
 		r.assume("%s attention: --attention was not given", name)
 	}
-	if name == "flash_attention_2" || name == "flash_attention_3" || name == "flash-attention-2" || name == "flash2" {
-		name = string(forward.Flash)
+	if known, is := flashNames[name]; is {
+		name = known
 	}
 	if !slices.Contains(Attentions, name) {
 		return fault.Inputf("unknown attention %q", r.Attention).
 			WithHint("expected one of " + strings.Join(Attentions, ", "))
 	}
 	j.Attention = forward.AttentionKind(name)
+	if number, is := strings.CutPrefix(name, string(forward.Flash)); is {
+		j.Attention = forward.Flash
+		j.FlashVersion, _ = strconv.Atoi(number) // 0 where no version is said
+	}
 	if j.Attention == forward.Flash && j.ParameterType == dtype.F32 && j.AutocastType == dtype.Invalid {
 		return fault.Inputf("flash attention computes only in bf16 and fp16, but the precision is fp32").
 			WithHint("use --attention sdpa, or --precision bf16")

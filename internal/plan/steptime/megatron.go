@@ -159,8 +159,10 @@ func (w *megatronWork) routed() float64 {
 	return w.tokens.split * float64(w.TopK*w.Degrees.ExpertTensor) * max(1, w.Imbalance)
 }
 
-// mixtureKernels are the operations of a router, of its dispatcher and of the permutation of tokens.
-const mixtureKernels = 60
+// mixtureKernels are the operations of a router, of its dispatcher, of the permutation of tokens and of the small
+// products, with what they wait for the host: a micro batch of 4,096 tokens of Qwen3 30B takes 8.8 ms for each of its
+// layers on B200 (Megatron-Bridge 26.02).
+const mixtureKernels = 190
 
 // mixture adds what a layer does to bring tokens to experts and back.
 func (w *megatronWork) mixture() (of work, e exchange) {
@@ -216,6 +218,9 @@ func (w *megatronWork) layer(m *megatronChunk, index int, layer megatron.Layer) 
 	add("", work{kernels: megatronKernels}, around)
 }
 
+// fusedStart is flashStart of cuDNN's kernels.
+const fusedStart = 500
+
 // attention returns the products of queries with keys, and of their scores with values.
 func (w *megatronWork) attention(layer megatron.Layer) (of work) {
 	width, values := float64(w.HeadSize), float64(w.HeadSize)
@@ -230,7 +235,7 @@ func (w *megatronWork) attention(layer megatron.Layer) (of work) {
 	heads := float64(w.QueryHeads())
 	of.attention = 2 * w.tokens.all * keys * heads * (width + values)
 	if fused {
-		of.begun = of.attention * flashStart / float64(w.Sequence)
+		of.begun = of.attention * fusedStart / float64(w.Sequence)
 	} else {
 		of.traffic = w.tokens.all * float64(w.Sequence) * heads * scoreBytes
 	}
@@ -374,7 +379,8 @@ func (c *megatronChunk) reduction(j *megatron.Job, r *rates, forward, backward f
 	d := j.Degrees
 	ring := func(width int64) float64 {
 		t := r.ring(c.parameters*float64(width), d.Data*d.Context, max(1, j.RanksPerNode/d.Tensor), c.layers)
-		return t + r.ring(c.experts*float64(width), d.ExpertData, max(1, j.RanksPerNode/(d.ExpertTensor*d.Expert)), c.layers)
+		inNode := max(1, j.RanksPerNode/(d.ExpertTensor*d.Expert))
+		return t + r.ring(c.experts*float64(width), d.ExpertData, inNode, c.layers)
 	}
 	gradients, parameters := ring(j.GradientType.Size()), ring(j.ParameterType.Size())
 	if !j.Distributed {
@@ -389,8 +395,8 @@ func (c *megatronChunk) reduction(j *megatron.Job, r *rates, forward, backward f
 	return gradients + parameters
 }
 
-// hostOptimizerBytes is what an update by the CPU moves of host memory for each parameter, as torch's AdamW does without
-// a fused kernel, and hostCopies are the bytes that cross the link: a gradient and a parameter.
+// hostOptimizerBytes is what an update by the CPU moves of host memory for each parameter, as torch's AdamW does
+// without a fused kernel, and hostCopies are the bytes that cross the link: a gradient and a parameter.
 const hostOptimizerBytes, hostCopies = adamBytes * foreachOnHost, 4
 
 // steps returns how long the update takes: on the GPU, by the CPU, or with states that come from the host.

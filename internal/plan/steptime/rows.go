@@ -107,7 +107,7 @@ func (w *work) addOpaque(j *job.Job, tokens float64) {
 	sequence := float64(sequenceOf(j))
 	operations := float64(blocks) * 2 * tokens * sequence * float64(width)
 	w.attention += operations
-	w.begun += operations * flashStart / sequence
+	w.begun += operations * flashStart(j) / sequence
 }
 
 // activationsOf returns the bytes that the backward pass of a rank needs of a micro batch, where they wait on the host:

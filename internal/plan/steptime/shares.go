@@ -59,11 +59,11 @@ var shares = struct {
 	dense: around(0.88, 0.82, 1.14),
 	// A training step of Llama 3.1 8B spends on H200 and on B200 what is left of 463 and 771 TFLOP/s without other
 	// operations (stas00/ml-engineering, insights/when-to-upgrade-gpus).
-	denseOnHopper:    around(0.68, 0.84, 1.20),
+	denseOnHopper:    around(0.68, 0.87, 1.18),
 	denseOnBlackwell: around(0.53, 0.80, 1.35),
 	// Of the best product in fp8, which reaches 71 % of H100's data sheet and 76 % of B200's (stas00/ml-engineering).
 	fp8:     around(0.80, 0.80, 1.20),
-	experts: around(0.60, 0.70, 1.35),
+	experts: around(0.75, 0.75, 1.25), // of dense products: those of an expert are small
 	memory:  share{0.80, 0.70, 0.92},
 	link:    share{0.87, 0.80, 0.90},
 	peer:    share{0.80, 0.65, 0.88},
@@ -85,10 +85,11 @@ func denseOf(m gpu.Model) share {
 
 // flash are the shares of the data sheet that fused attention reaches with long sequences, forward and backward
 // together. A100 and H100 with FlashAttention-2: 203 and 335 TFLOP/s with heads of 128 (arXiv 2307.08691). Version 1
-// reaches 110 on A100. Version 3 on H200 reaches 447 in a training step, and version 4 on B200 834
-// (stas00/ml-engineering, insights/when-to-upgrade-gpus); Transformer Engine has kernels of cuDNN as fast.
+// reaches 110 on A100. Version 3 on H200 reaches 630 in a training step of 256k tokens, and version 4 on B200 1,350
+// (stas00/ml-engineering, insights/when-to-upgrade-gpus, without what products take there). Transformer Engine has
+// kernels of cuDNN as fast.
 var flash = struct {
-	ampere, hopper, blackwell, cuDNN, first, either, firstOnHopper, eitherOnHopper, efficient, amd share
+	ampere, hopper, blackwell, cuDNN, first, either, firstOnHopper, eitherOnHopper, efficient, third, fourth, amd share
 }{
 	ampere:         around(0.64, 0.75, 1.12),
 	hopper:         share{0.37, 0.29, 0.55},
@@ -99,20 +100,34 @@ var flash = struct {
 	firstOnHopper:  around(0.20, 0.80, 1.60),
 	eitherOnHopper: share{0.27, 0.18, 0.38},
 	efficient:      around(0.35, 0.70, 1.30),
+	third:          around(0.63, 0.85, 1.12),
+	fourth:         around(0.60, 0.85, 1.15),
 	amd:            around(0.30, 0.60, 1.40),
 }
 
-// flashStart is the length of a sequence with which fused attention reaches half of that: it computes blocks of scores,
-// and those on the diagonal in full.
-const flashStart = 500
+// expertsInFP8 is how much faster products of experts are in fp8: casts run beside small products.
+const expertsInFP8 = 1.3
 
-// rings is what attention keeps of its rate if more than two ranks pass keys and values around: torchtitan's Llama 3.1 8B
-// reaches 281 TFLOP/s in it over one and two ranks, and 190 over four and eight
+// flashStart returns the length of a sequence with which fused attention reaches half of that: it computes blocks of
+// scores, and those on the diagonal in full. With FlashAttention-2 on A100 it is 500 (arXiv 2307.08691). Versions 3 and
+// 4 reach 447 and 834 TFLOP/s with 8k tokens (stas00/ml-engineering).
+func flashStart(j *job.Job) float64 {
+	switch {
+	case j.FlashVersion == 3:
+		return 3000
+	case j.FlashVersion == 4:
+		return 4500
+	}
+	return 500
+}
+
+// rings is what attention keeps of its rate if more than two ranks pass keys and values around: torchtitan's Llama 3.1
+// 8B reaches 281 TFLOP/s in it over one and two ranks, and 190 over four and eight
 // (benchmarks/llama3_h100_202412_torchtitan.md).
 var rings = share{0.68, 0.60, 0.90}
 
-// assumedNetwork is what a GPU sends to other nodes, in bytes a second, where neither its data sheet nor a flag says it:
-// 50 Gb/s, as in AWS's g6e.48xlarge, and no more than 12.5 as in g5.48xlarge or 200.
+// assumedNetwork is what a GPU sends to other nodes, in bytes a second, where neither its data sheet nor a flag says
+// it: 50 Gb/s, as in AWS's g6e.48xlarge, and no more than 12.5 as in g5.48xlarge or 200.
 var assumedNetwork = share{6.25e9, 1.5e9, 25e9}
 
 // attentionOf returns the shares of attention of a job.
@@ -129,6 +144,10 @@ func attentionOf(j *job.Job) share {
 			dense[end] *= productsOf(j.GPU)
 		}
 		return dense
+	case j.FlashVersion == 3 && hopper:
+		return flash.third
+	case j.FlashVersion == 4 && j.GPU.Capability >= 100:
+		return flash.fourth
 	case j.Megatron != nil && j.GPU.Capability >= 90:
 		return flash.cuDNN
 	case j.GPU.Capability == 0:
@@ -171,11 +190,13 @@ func ratesAt(j *job.Job, m Machine, end int) rates {
 	}
 	peak := j.GPU.FLOPS(type16.Size(), type16 == dtype.BF16)
 	best := peak * productsOf(j.GPU)
-	r.dense, r.experts, r.attention = best*denseOf(j.GPU)[end], best*shares.experts[end], peak*attentionOf(j)[end]
+	dense := denseOf(j.GPU)
+	r.dense, r.experts = best*dense[end], best*dense[expected]*shares.experts[end]
+	r.attention = peak * attentionOf(j)[end]
 	r.head = r.dense
 	if j.FP8() {
 		r.dense = 2 * best * 0.92 * shares.fp8[end]
-		r.experts *= r.dense / r.head
+		r.experts *= expertsInFP8
 	}
 	if r.Device == 0 {
 		r.Device = j.GPU.Bandwidth * giga * shares.memory[end]

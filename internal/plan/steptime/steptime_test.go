@@ -23,8 +23,7 @@ func TestRefusal(t *testing.T) {
 	}{
 		{func(q *job.Request) { q.GPU = "" }, "the speed of the GPU"},
 		{func(q *job.Request) { q.GPU, q.CPU = "", true }, "passes on GPUs only"},
-		{func(q *job.Request) { q.GPU, q.GPUs, q.Nodes = "RTX-4090", 2, 2 }, "--network"},
-		{func(q *job.Request) { q.Model = "qwen3-next-80b-a3b" }, "recurrent layers"},
+		{func(q *job.Request) { q.GPU = "GB10" }, "the speed of the GPU"},
 		{func(q *job.Request) { q.Offload.What = job.OffloadStates }, "--host-bandwidth"},
 		{func(q *job.Request) { q.DeepSpeed, q.GPUs = "testdata/zo_config.json", 2 }, "--host-bandwidth"},
 	} {

@@ -235,7 +235,7 @@ func (w *work) addAttention(j *job.Job, of rows, s *model.Stack, a *model.Attent
 		w.traffic += tokens * of.sequence * heads * scoreBytes
 		w.kernels += eagerKernels
 	} else {
-		w.begun += operations * flashStart / of.sequence
+		w.begun += operations * flashStart(j) / of.sequence
 	}
 	w.attention += operations
 }
