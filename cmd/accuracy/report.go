@@ -257,6 +257,10 @@ counts with half of its last digit. The median of the half widths is %.1f %% of 
 have no interval.
 `
 
+// ofLevels is the text before the figures of each level.
+const ofLevels = `That is of the main figure of a run. These are all figures of all runs, also those of other phases and steps:
+`
+
 // ofMegatron is the text of the report on Megatron-LM.
 const ofMegatron = `Runs of Megatron-LM are planned from their arguments ([megatron.md](megatron.md)). What the last rank
 logs is compared: the bytes that stay allocated between steps, and their maximum.
@@ -372,8 +376,8 @@ func documentOf(p page) []byte {
 		len(results), programTable(results).RenderMarkdown(), familyTable(results).RenderMarkdown())
 	fmt.Fprintf(&b, "## Before and after runs were seen\n\n"+seen+"\n%s\n\n"+worst+"\n%s\n\n",
 		historyTable(results, first).RenderMarkdown(), sourceTable(results, first).RenderMarkdown())
-	fmt.Fprintf(&b, "## Intervals\n\n"+intervals+"\n%s\n\n", 100*widthOf(results),
-		coverageTable(results).RenderMarkdown())
+	fmt.Fprintf(&b, "## Intervals\n\n"+intervals+"\n%s\n\n"+ofLevels+"\n%s\n\n", 100*widthOf(results),
+		coverageTable(results).RenderMarkdown(), levelTable(results).RenderMarkdown())
 	fmt.Fprintf(&b, "## Megatron-LM\n\n"+ofMegatron+"\n%s\n\n", goldenTable(p.golden).RenderMarkdown())
 	fmt.Fprintf(&b, "## Step times\n\n"+ofSteps+"\n%s\n\n"+ofStepSources+"\n%s\n\n"+ofFarSteps+"\n%s\n\n",
 		firstStepTable(p.steps, p.firstSteps).RenderMarkdown(), stepTable(p.steps).RenderMarkdown(),

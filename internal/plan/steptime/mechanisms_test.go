@@ -31,7 +31,8 @@ func TestShares(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]float64{"RTX-4080": productsOfGeForce, "L40S": productsOfCards,
-		"RTX-6000-Ada": productsOfCards, "T4": productsOfOthers, "A100-80GB": products["A100-80GB"]} {
+		"RTX-6000-Ada": productsOfCards, "T4": productsOfCards,
+		"P100-16GB": productsOfOthers, "A100-80GB": products["A100-80GB"]} {
 		m, err := gpu.Find(name)
 		if got := productsOf(m); err != nil || got != want {
 			t.Errorf("%s: %v %v, want %v", name, got, err, want)

@@ -44,7 +44,7 @@ func productsOf(m gpu.Model) float64 {
 	switch {
 	case m.IsGeForce():
 		return productsOfGeForce
-	case m.Capability == 86 || m.Capability == 89 || m.Capability == 120:
+	case m.Capability == 75 || m.Capability == 86 || m.Capability == 89 || m.Capability == 120:
 		return productsOfCards
 	}
 	return productsOfOthers
