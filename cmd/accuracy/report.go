@@ -358,7 +358,8 @@ const (
 	ofSteps = `Published step times and throughputs are rows of cmd/accuracy/steps.jsonl. Each is a job that plan reads: the flags
 of its command line and the files that they name, written by hand from its source. The history of their first scores is
 [step-time-history.csv](step-time-history.csv). A first score is that of the commit before which nobody here had
-computed the row.
+computed the row. Eleven rows of pytorch/ao were first scored as of another H100: logs of that project show one of 95
+GiB.
 `
 	ofStepSources = `Rows that helped to set a share or a count of [the model](step-time.md#what-programs-achieve) are apart. The errors
 of the others were known, too, when the model was mended. So of rows that nobody had seen only the first scores speak.

@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -211,25 +212,30 @@ func stepTable(results []stepResult) table.Writer {
 	return t
 }
 
-// firstStepTable compares first scores with those of now.
+// firstStepTable compares first scores with those of now, for the rows that were first scored at each commit.
 func firstStepTable(results []stepResult, first history) table.Writer {
 	t := table.NewWriter()
 	t.AppendHeader(table.Row{"predicted", "rows", "expressed", "median of the absolute error", "90th percentile"})
-	var before, now []float64
+	rows, before, now := map[string]int{}, map[string][]float64{}, map[string][]float64{}
 	for i := range results {
-		if s, known := first[results[i].ID]; known && !math.IsNaN(s.error) {
-			before = append(before, math.Abs(s.error))
+		s := first[results[i].ID]
+		rows[s.commit]++
+		if !math.IsNaN(s.error) {
+			before[s.commit] = append(before[s.commit], s.error)
 		}
 		if results[i].reason == "" {
-			now = append(now, math.Abs(results[i].error()))
+			now[s.commit] = append(now[s.commit], results[i].error())
 		}
 	}
-	for _, line := range []struct {
-		name   string
-		errors []float64
-	}{{"first", before}, {"now", now}} {
-		of := statisticsOf(line.errors)
-		t.AppendRow(table.Row{line.name, len(results), len(line.errors), share(of.median), share(of.ninetieth)})
+	most := func(a, b string) int { return cmp.Compare(rows[b], rows[a]) }
+	for _, commit := range slices.SortedFunc(maps.Keys(rows), most) {
+		for _, line := range []struct {
+			name   string
+			errors []float64
+		}{{"first, at " + commit, before[commit]}, {"the same rows, now", now[commit]}} {
+			of := statisticsOf(line.errors)
+			t.AppendRow(table.Row{line.name, rows[commit], len(line.errors), share(of.median), share(of.ninetieth)})
+		}
 	}
 	return t
 }

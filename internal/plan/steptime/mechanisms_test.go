@@ -66,7 +66,7 @@ func TestMechanisms(t *testing.T) {
 		"torch 1.13":                    {many, func(q *job.Request) { q.Torch = "1.13.1" }, 1.01, 1.3},
 		"every third block":             {many, thins, 1.07, 1.12},
 		"fp8": {job.Request{Configs: []string{float8}, GPU: "A100-80GB"}, func(q *job.Request) { q.GPU = "H100-80GB" },
-			0.25, 0.5},
+			0.25, 0.55},
 		"weights that operations unpack": {job.Request{Model: "llama-3-8b", GPU: "A100-80GB", Precision: "bf16",
 			Shorthand: job.Shorthand{LoRA: 8, LoRATargets: all}, Sequence: 1024, Quantization: "nf4"},
 			func(q *job.Request) { q.Quantization = "gptq" }, 1.1, 2},

@@ -52,16 +52,20 @@ func productsOf(m gpu.Model) float64 {
 
 // shares are stated, and not fitted to step times of single jobs.
 var shares = struct {
-	dense, denseOnHopper, denseOnBlackwell, fp8, experts, memory, link, peer, bus, network, host share
+	dense, denseOnHopper, denseOnBlackwell, denseOnAMD, fp8, experts, memory, link, peer, bus, network, host share
 }{
 	// Of the best product: matrices of a model are not all of the best shape, and a GPU that is busy for minutes lowers
 	// its clock. llm-foundry's 139 runs on A100.
 	dense: around(0.88, 0.82, 1.14),
 	// A training step of Llama 3.1 8B spends on H200 and on B200 what is left of 463 and 771 TFLOP/s without other
-	// operations (stas00/ml-engineering, insights/when-to-upgrade-gpus).
-	denseOnHopper:    around(0.68, 0.87, 1.18),
-	denseOnBlackwell: around(0.53, 0.80, 1.35),
-	// Of the best product in fp8, which reaches 71 % of H100's data sheet and 76 % of B200's (stas00/ml-engineering).
+	// operations: 68 % and 53 % (stas00/ml-engineering, insights/when-to-upgrade-gpus). That is with torch 2.13, and
+	// before torch 2.12 the same step took 16 % longer. Clouds limit the power of B200.
+	denseOnHopper:    around(0.64, 0.85, 1.22),
+	denseOnBlackwell: around(0.48, 0.72, 1.40),
+	// Llama 3 8B makes 5,377 tokens a second on each of eight MI300X (pytorch/ao, docs/source/workflows/training.md).
+	denseOnAMD: around(0.48, 0.75, 1.40),
+	// Transformer Engine's, of the best product in fp8, which reaches 71 % of H100's data sheet and 76 % of B200's
+	// (stas00/ml-engineering).
 	fp8:     around(0.80, 0.80, 1.20),
 	experts: around(0.75, 0.75, 1.25), // of dense products: those of an expert are small
 	memory:  share{0.80, 0.70, 0.92},
@@ -75,6 +79,8 @@ var shares = struct {
 // denseOf returns the share of the best product that products of a model reach.
 func denseOf(m gpu.Model) share {
 	switch {
+	case m.Capability == 0:
+		return shares.denseOnAMD
 	case m.Capability >= 90 && m.Capability < 100:
 		return shares.denseOnHopper
 	case m.Capability >= 100 && m.Capability < 120:
@@ -104,6 +110,9 @@ var flash = struct {
 	fourth:         around(0.60, 0.85, 1.15),
 	amd:            around(0.30, 0.60, 1.40),
 }
+
+// fp8Gain is how much faster products of torchao are in fp8. The best ones gain 1.77 on H100 (stas00/ml-engineering).
+var fp8Gain = share{1.6, 1.45, 1.77}
 
 // expertsInFP8 is how much faster products of experts are in fp8: casts run beside small products.
 const expertsInFP8 = 1.3
@@ -195,7 +204,10 @@ func ratesAt(j *job.Job, m Machine, end int) rates {
 	r.attention = peak * attentionOf(j)[end]
 	r.head = r.dense
 	if j.FP8() {
-		r.dense = 2 * best * 0.92 * shares.fp8[end]
+		r.dense *= fp8Gain[end]
+		if j.Megatron != nil {
+			r.dense = 2 * best * 0.92 * shares.fp8[end]
+		}
 		r.experts *= expertsInFP8
 	}
 	if r.Device == 0 {

@@ -26,7 +26,7 @@ const (
 	scoreBytes    = 20 // of a score of eager attention: written, masked, upcast, softmax, cast back, read
 	fakeBytes     = 40 // of what is rounded to few bits and back, operation by operation in fp32
 	castBytes     = 6  // from fp32 to 16 bits
-	scaledBytes   = 5  // of what products read in fp8: read for its maximum, read, and written in a byte
+	scaledBytes   = 8  // of what products read in fp8: read for its maximum, and written by row and by column
 )
 
 // The operations that Python starts in a forward pass.
@@ -115,12 +115,16 @@ func (w *work) addBlock(j *job.Job, of rows, s *model.Stack, b *model.Block) {
 	tokens := of.all
 	wide := float64(j.ComputeType().Size()) / 2 // as the constants are for 16 bits
 	hidden := float64(of.hidden)
+	along := tokens                // those that norms and residuals of a rank work on
+	if j.Modules == "torchtitan" { // which has sequence parallelism among tensor parallel ranks
+		along /= float64(j.Parallel.Tensor)
+	}
 	fused := j.Compile || j.Liger
 	for _, n := range []model.Norm{b.AttentionNorm, b.CrossNorm, b.FeedForwardNorm, b.AfterAttention,
 		b.AfterFeedForward} {
-		w.addNorm(n, tokens*hidden*wide, fused)
+		w.addNorm(n, along*hidden*wide, fused)
 	}
-	w.traffic += tokens * hidden * 2 * residualBytes * wide
+	w.traffic += along * hidden * 2 * residualBytes * wide
 	w.kernels += 2
 	if b.Dropout > 0 && !j.NoDropout && !j.Compile {
 		w.traffic += tokens * hidden * 2 * dropoutBytes * wide
