@@ -176,9 +176,9 @@ func (w *work) addRotary(j *job.Job, a *model.Attention, tokens float64, fused b
 	}
 	w.traffic += tokens * a.Rotary * float64((a.Heads+a.KeyValueHeads)*a.Width) * bytes / float64(j.Parallel.Tensor)
 	w.kernels += rotaryKernels
-	for _, n := range []model.Norm{a.QueryNorm, a.KeyNorm} {
-		w.addNorm(n, tokens*float64(a.Heads*a.Width)/float64(j.Parallel.Tensor), fused)
-	}
+	each := tokens * float64(a.Width) / float64(j.Parallel.Tensor)
+	w.addNorm(a.QueryNorm, each*float64(a.Heads), fused)
+	w.addNorm(a.KeyNorm, each*float64(a.KeyValueHeads), fused)
 }
 
 // addFeedForward adds the activation, and what a mixture does with the tokens of its experts.
