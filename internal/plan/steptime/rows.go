@@ -127,3 +127,6 @@ func activationsOf(j *job.Job) (bytes float64) {
 	}
 	return bytes * float64(j.ComputeType().Size())
 }
+
+// moduleName returns the name of the module that a parameter is the weight of.
+func moduleName(p model.Parameter) string { return strings.TrimSuffix(p.Name, ".weight") }

@@ -51,8 +51,7 @@ const collectiveTime = 25e-6
 
 // Refusal returns why the model has no basis for a job on a machine, as a *fault.Input, or nil.
 func Refusal(j *job.Job, m Machine) error {
-	switch {
-	case j.OnCPU:
+	if j.OnCPU {
 		return fault.Inputf("the model of time knows passes on GPUs only").WithHint("leave --cpu out")
 	}
 	if what := unmodelled(j); what != "" {
@@ -96,8 +95,11 @@ func unmodelled(j *job.Job) string {
 	if j.Megatron != nil {
 		return unmodelledOfMegatron(j.Megatron)
 	}
-	if j.HostExperts != nil {
+	switch {
+	case j.HostExperts != nil:
 		return "experts on the host"
+	case j.ScalesProducts && j.GPU.Capability > 0 && j.GPU.Capability < 89:
+		return "fp8 on a GPU that does not multiply it"
 	}
 	return ""
 }
