@@ -13,7 +13,7 @@ var fieldsWithoutMemory = map[string]string{
 	"LoRA.Alpha LoRA.RankScaled Adapter.BaseModel Adapter.FanInFanOut": "scales products, " +
 		"names the model, says how weights lie",
 	"LoRA.Weights Adapter.SaveProjection":      "how an adapter begins, and what its file has",
-	"Adapter.ModulesToSave LoRA.Rank":          "read by Adapter.Copies and Adapter.RankOf",
+	"Adapter.ModulesToSave":                    "read by Adapter.Copies",
 	"OFT.Blocks OFT.BlockSize":                 "read by Adapter.OFTBlocks",
 	"LowRank.Head LowRank.All LowRank.Targets": "read by LowRank.Has",
 	"Unfrozen.Patterns":                        "read by Unfrozen.Has",

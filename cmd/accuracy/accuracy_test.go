@@ -30,10 +30,11 @@ func TestPlansAgainstMeasurements(t *testing.T) {
 		t.Fatal(err)
 	}
 	results := compareAll(rows, t.TempDir())
+	all := page{results: results, golden: megatronRuns, steps: predictedSteps(t)}
 	if share := float64(len(compared(results))) / float64(len(results)); share < leastExpressed {
 		t.Errorf("%.0f %% of %d rows are expressed, expected %.0f %%", 100*share, len(results), 100*leastExpressed)
 	}
-	if err := checkDocument("../../docs/accuracy.md", results, megatronRuns); err != nil {
+	if err := checkDocument("../../docs/accuracy.md", all); err != nil {
 		t.Error(err)
 	}
 	for _, r := range results {
@@ -92,10 +93,10 @@ func checkAddresses(t *testing.T, results []result, megatronRuns []goldenResult)
 func TestStaleDocument(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "accuracy.md")
 	for _, stale := range []string{"", "x"} {
-		if err := os.WriteFile(file, append(documentOf(nil, nil, nil), stale...), 0o644); err != nil {
+		if err := os.WriteFile(file, append(documentOf(page{}), stale...), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if err := checkDocument(file, nil, nil); (err != nil) != (stale != "") {
+		if err := checkDocument(file, page{}); (err != nil) != (stale != "") {
 			t.Errorf("with %q behind the report: %v", stale, err)
 		}
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 
@@ -34,17 +35,23 @@ func (c *coverage) count(measured ledger.Bytes, i ledger.Interval) {
 // coverageOf counts the main figures of runs.
 func coverageOf(results []result) (c coverage) {
 	for _, r := range compared(results) {
-		switch main := r.compared[0]; {
-		case !main.hasInterval():
-		case main.isAbove():
-			c.above++
-		case main.isInside():
-			c.inside++
-		default:
-			c.below++
+		if main := r.compared[0]; main.hasInterval() {
+			c.add(main)
 		}
 	}
 	return c
+}
+
+// add counts a figure as exactly as its source printed it.
+func (c *coverage) add(figure comparison) {
+	switch {
+	case figure.isAbove():
+		c.above++
+	case figure.isInside():
+		c.inside++
+	default:
+		c.below++
+	}
 }
 
 // sourceCoverage counts the main figures of each source's runs.
@@ -83,6 +90,41 @@ func widthOf(results []result) float64 {
 		}
 	}
 	return quantile(widths, 0.5)
+}
+
+// levels are the levels of memory that figures are of, in the order of the table, with the quantities of each.
+var levels = []struct {
+	name       string
+	quantities []string
+}{
+	{"allocated by PyTorch", []string{"max_allocated", "allocated", "peak_active", "peak_allocated", "total"}},
+	{"reserved by PyTorch", []string{"max_reserved", "reserved"}},
+	{"in use on the GPU", []string{"nvidia_smi", "gpu_used", "gpu_memory"}},
+	{"on the host", []string{"cpu_used", "cpu_rss", "cpu_delta", "cpu_delta_per_param"}},
+}
+
+// levelTable returns what share of all figures with an interval is inside of it, level by level.
+func levelTable(results []result) table.Writer {
+	t := table.NewWriter()
+	t.AppendHeader(table.Row{"figures", "with an interval", "inside of it", "above", "below",
+		"median of the absolute error"})
+	for _, level := range levels {
+		var c coverage
+		var errors []float64
+		for _, r := range compared(results) {
+			for _, figure := range r.compared {
+				if slices.Contains(level.quantities, figure.Quantity) && figure.hasInterval() {
+					c.add(figure)
+					errors = append(errors, figure.error())
+				}
+			}
+		}
+		if c.rows() > 0 {
+			t.AppendRow(table.Row{level.name, c.rows(), fmt.Sprintf("%d (%.1f %%)", c.inside, 100*c.share()), c.above,
+				c.below, share(statisticsOf(errors).median)})
+		}
+	}
+	return t
 }
 
 // coverageTable returns what share of runs is inside of their intervals, and what the verdicts on them are.

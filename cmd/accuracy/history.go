@@ -252,6 +252,11 @@ func historyTable(results []result, first history) table.Writer {
 	return t
 }
 
+// stepHistoryFile is where the first scores of step times are, beside the page.
+func stepHistoryFile(page string) string {
+	return filepath.Join(filepath.Dir(page), "step-time-history.csv")
+}
+
 // historyFile is where the first scores are, beside the page.
 func historyFile(page string) string {
 	return filepath.Join(filepath.Dir(page), "accuracy-history.csv")

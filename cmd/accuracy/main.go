@@ -64,6 +64,11 @@ func run(args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	steps, err := readSteps(stepRows)
+	if err != nil {
+		return err
+	}
+	all := page{results: results, golden: megatronRuns, steps: predictSteps(steps, filepath.Join(folder, "steps"))}
 	writeTable(out, results)
 	writeMissing(out, results)
 	writeSummary(out, results)
@@ -76,20 +81,10 @@ func run(args []string, out io.Writer) error {
 		}
 	}
 	if *check != "" {
-		return checkDocument(*check, results, megatronRuns)
+		return checkDocument(*check, all)
 	}
 	if *document == "" {
 		return nil
 	}
-	first, err := readHistory(historyFile(*document))
-	if err != nil {
-		return err
-	}
-	if err := first.add(results, filepath.Dir(*document)); err != nil {
-		return err
-	}
-	if err := first.write(historyFile(*document)); err != nil {
-		return err
-	}
-	return os.WriteFile(*document, documentOf(results, first, megatronRuns), 0o644)
+	return all.write(*document)
 }

@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -255,6 +257,10 @@ counts with half of its last digit. The median of the half widths is %.1f %% of 
 have no interval.
 `
 
+// ofLevels is the text before the figures of each level.
+const ofLevels = `That is of the main figure of a run. These are all figures of all runs, also those of other phases and steps:
+`
+
 // ofMegatron is the text of the report on Megatron-LM.
 const ofMegatron = `Runs of Megatron-LM are planned from their arguments ([megatron.md](megatron.md)). What the last rank
 logs is compared: the bytes that stay allocated between steps, and their maximum.
@@ -290,37 +296,93 @@ func goldenTable(results []goldenResult) table.Writer {
 	return t
 }
 
+// page is what the report is made of: runs and steps beside their plans, and their first scores.
+type page struct {
+	results           []result
+	golden            []goldenResult
+	steps             []stepResult
+	first, firstSteps history
+}
+
+// readHistories reads the first scores, which are beside the page.
+func (p *page) readHistories(file string) (err error) {
+	if p.first, err = readHistory(historyFile(file)); err != nil {
+		return err
+	}
+	p.firstSteps, err = readHistory(stepHistoryFile(file))
+	return err
+}
+
+// write scores what is new, and writes the page and the first scores.
+func (p *page) write(file string) error {
+	if err := p.readHistories(file); err != nil {
+		return err
+	}
+	folder := filepath.Dir(file)
+	if err := errors.Join(p.first.add(p.results, folder), p.firstSteps.addSteps(p.steps, folder)); err != nil {
+		return err
+	}
+	if err := errors.Join(p.first.write(historyFile(file)), p.firstSteps.write(stepHistoryFile(file))); err != nil {
+		return err
+	}
+	return os.WriteFile(file, documentOf(*p), 0o644)
+}
+
 // checkDocument fails if the report in the file is not that of the results.
-func checkDocument(file string, results []result, golden []goldenResult) error {
+func checkDocument(file string, p page) error {
 	have, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
-	first, err := readHistory(historyFile(file))
-	if err != nil {
+	if err := p.readHistories(file); err != nil {
 		return err
 	}
-	for _, r := range compared(results) {
-		if _, known := first[r.ID]; !known {
+	for _, r := range compared(p.results) {
+		if _, known := p.first[r.ID]; !known {
 			return fmt.Errorf("%s has no first score of %s: run make accuracy", historyFile(file), r.ID)
 		}
 	}
-	if !bytes.Equal(have, documentOf(results, first, golden)) {
+	for _, r := range p.steps {
+		if _, known := p.firstSteps[r.ID]; !known {
+			return fmt.Errorf("%s has no first score of %s: run make accuracy", stepHistoryFile(file), r.ID)
+		}
+	}
+	if !bytes.Equal(have, documentOf(p)) {
 		return fmt.Errorf("%s is not what the planner gives now: run make accuracy", file)
 	}
 	return nil
 }
 
-func documentOf(results []result, first history, golden []goldenResult) []byte {
+// ofSteps, ofStepSources and ofFarSteps are the texts of the section on step times.
+const (
+	ofSteps = `Published step times and throughputs are rows of cmd/accuracy/steps.jsonl. Each is a job that plan reads: the flags
+of its command line and the files that they name, written by hand from its source. The history of their first scores is
+[step-time-history.csv](step-time-history.csv). A first score is that of the commit before which nobody here had
+computed the row. Eleven rows of pytorch/ao were first scored as of another H100: logs of that project show one of 95
+GiB.
+`
+	ofStepSources = `Rows that helped to set a share or a count of [the model](step-time.md#what-programs-achieve) are apart. The errors
+of the others were known, too, when the model was mended. So of rows that nobody had seen only the first scores speak.
+MPT models are planned as GPT-2 of their sizes.
+`
+	ofFarSteps = `These rows are outside of their intervals, worst first, or have no prediction:
+`
+)
+
+func documentOf(p page) []byte {
+	results, first := p.results, p.first
 	var b strings.Builder
 	b.WriteString(method)
 	fmt.Fprintf(&b, "## Summary\n\n%d of %d runs are expressed.\n\n%s\n\n%s\n\n", len(compared(results)),
 		len(results), programTable(results).RenderMarkdown(), familyTable(results).RenderMarkdown())
 	fmt.Fprintf(&b, "## Before and after runs were seen\n\n"+seen+"\n%s\n\n"+worst+"\n%s\n\n",
 		historyTable(results, first).RenderMarkdown(), sourceTable(results, first).RenderMarkdown())
-	fmt.Fprintf(&b, "## Intervals\n\n"+intervals+"\n%s\n\n", 100*widthOf(results),
-		coverageTable(results).RenderMarkdown())
-	fmt.Fprintf(&b, "## Megatron-LM\n\n"+ofMegatron+"\n%s\n\n", goldenTable(golden).RenderMarkdown())
+	fmt.Fprintf(&b, "## Intervals\n\n"+intervals+"\n%s\n\n"+ofLevels+"\n%s\n\n", 100*widthOf(results),
+		coverageTable(results).RenderMarkdown(), levelTable(results).RenderMarkdown())
+	fmt.Fprintf(&b, "## Megatron-LM\n\n"+ofMegatron+"\n%s\n\n", goldenTable(p.golden).RenderMarkdown())
+	fmt.Fprintf(&b, "## Step times\n\n"+ofSteps+"\n%s\n\n"+ofStepSources+"\n%s\n\n"+ofFarSteps+"\n%s\n\n",
+		firstStepTable(p.steps, p.firstSteps).RenderMarkdown(), stepTable(p.steps).RenderMarkdown(),
+		farStepTable(p.steps).RenderMarkdown())
 	fmt.Fprintf(&b, "## Runs\n\nWorst first; sizes in GiB.\n\n%s\n\n", mainTable(results).RenderMarkdown())
 	fmt.Fprintf(&b, "## What is not expressed\n\n%s\n", missingTable(results).RenderMarkdown())
 	return []byte(b.String())

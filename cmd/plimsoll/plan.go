@@ -345,7 +345,8 @@ func trainingFlags(c *cobra.Command, q *job.Request, clip *float64) {
 	flags.Float64Var(clip, "clip", 1, "clip gradients to this global `norm`; 0 turns clipping off")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
 	choiceFlag(c, &q.Recompute, checkpointingFlag, "", "`blocks` whose activations are recomputed in the backward "+
-		"pass: VALUES; selective keeps the results of matrix products and attention", job.Recomputes)
+		"pass: VALUES; selective keeps the results of matrix products and attention, every-n recomputes one of n "+
+		"blocks", job.Recomputes)
 	flags.Lookup(checkpointingFlag).NoOptDefVal = "full"
 	choiceFlag(c, &q.Attention, "attention", "", "attention `implementation`: VALUES", job.Attentions)
 	flags.BoolVar(&q.Compile, "compile", false, "torch.compile compiles the model")

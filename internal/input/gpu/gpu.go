@@ -3,9 +3,8 @@
 package gpu
 
 import (
-	"strings"
-
 	"math"
+	"strings"
 
 	"plimsoll/internal/base/ledger"
 )
@@ -48,6 +47,12 @@ func (m Model) FLOPS(bytes int64, bf16 bool) float64 {
 		return m.Speed.Single * tera
 	}
 	return m.Speed.Half * tera
+}
+
+// IsGeForce reports whether a model is sold for desktops and laptops, by the number in its name: RTX-4090.
+func (m Model) IsGeForce() bool {
+	number, _, _ := strings.Cut(strings.TrimPrefix(m.Name, "RTX-"), "-")
+	return LooksNamed(number)
 }
 
 // Workspace returns the size of the workspace that cuBLAS takes from torch's

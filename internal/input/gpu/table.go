@@ -41,10 +41,14 @@ func gib(x float64) ledger.Bytes { return ledger.Bytes(x * float64(ledger.GiB)) 
 // with sums in fp16, which training does not use. GeForce without these have the memory bandwidth of NVIDIA's product
 // pages.
 //
-// Speeds that no such paper has are 0, and so are those of P100, MI300A, MI250X and MI210: no step time is given for
-// them. Networks are those of DGX B200, H200, H100, A100, DGX-1V, of MI300X platforms and of GB200 NVL72: one 400 Gb/s
-// port for each GPU, and one of 200 with A100. A DGX-1V has four ports of 100 Gb/s for eight V100. A GPU of DGX B300
-// and GB300 NVL72 has 800 Gb/s, and one of Vera Rubin NVL72 1,600.
+// GeForce without an architecture paper have the cores and the clock of NVIDIA's product pages, and tensor cores twice
+// as fast, as those with a paper. Speeds of P100 are of its architecture paper, and those of MI300A, MI250X (one of the
+// two dies) and MI210 of AMD's data sheets. The memory and links of H100-96GB are those that torchtitan's benchmarks
+// describe (benchmarks/llama3_h100_202412_torchtitan.md), whose products are between those of SXM and of NVL: so are
+// these. Speeds of laptops and GB10 depend on their power and are 0: no step time is given for them. Networks are
+// those of DGX B200, H200, H100, A100, DGX-1V, of MI300X platforms and of GB200 NVL72: one 400 Gb/s port for each GPU,
+// and one of 200 with A100. A DGX-1V has four ports of 100 Gb/s for eight V100. A GPU of DGX B300 and GB300 NVL72 has
+// 800 Gb/s, and one of Vera Rubin NVL72 1,600.
 var models = []Model{
 	{"Vera-Rubin", gib(268.22), "Rubin", 107, 19200, Speed{4000, 130, 1500, 450, 200}},
 	{"GB300", gib(276.50), "", 103, 8000, Speed{2500, 80, 900, 225, 100}},
@@ -53,7 +57,7 @@ var models = []Model{
 	{"B200", gib(178.35), "", 100, 7700, Speed{2250, 75, 900, 64, 50}},
 	{"H200", gib(139.81), "", 90, 4800, Speed{989, 67, 450, 64, 50}},
 	{"H100-80GB", gib(79.11), "", 90, 3350, Speed{989, 67, 450, 64, 50}},
-	{"H100-96GB", gib(95.00), "", 90, 0, Speed{}},
+	{"H100-96GB", gib(95.00), "", 90, 2400, Speed{912, 60, 450, 64, 50}},
 	{"H100-94GB", gib(93.00), "H100 NVL", 90, 3938, Speed{835, 60, 64, 64, 0}},
 	{"H800-80GB", gib(79.11), "", 90, 3350, Speed{989, 67, 200, 64, 0}},
 	{"H20-96GB", gib(95.00), "", 90, 4000, Speed{148, 44, 450, 64, 0}},
@@ -77,28 +81,28 @@ var models = []Model{
 	{"A4000", gib(15.61), "", 86, 448, Speed{76.7, 19.2, 32, 32, 0}},
 	{"V100-32GB", gib(31.74), "", 70, 900, Speed{125, 15.7, 150, 16, 6.25}},
 	{"V100-16GB", gib(15.77), "", 70, 900, Speed{125, 15.7, 150, 16, 6.25}},
-	{"P100-16GB", gib(15.89), "", 60, 732, Speed{}},
+	{"P100-16GB", gib(15.89), "", 60, 732, Speed{21.2, 10.6, 80, 16, 0}},
 	{"T4", gib(14.58), "", 75, 320, Speed{65, 8.1, 16, 16, 0}},
 	{"RTX-8000", gib(47.46), "Quadro RTX 8000", 75, 672, Speed{130.5, 16.3, 16, 16, 0}},
 	{"RTX-5090", gib(31.36), "", 120, 1792, Speed{209.5, 104.8, 64, 64, 0}},
 	{"RTX-5080", gib(15.47), "", 120, 960, Speed{112.6, 56.3, 64, 64, 0}},
 	{"RTX-5070-Ti", gib(15.47), "", 120, 896, Speed{87.9, 43.9, 64, 64, 0}},
-	{"RTX-5060-Ti-16GB", gib(15.45), "", 120, 0, Speed{}},
+	{"RTX-5060-Ti-16GB", gib(15.45), "", 120, 448, Speed{47.4, 23.7, 32, 32, 0}},
 	{"RTX-4090", gib(23.64), "", 89, 1008, Speed{165.2, 82.6, 32, 32, 0}},
-	{"RTX-4080-SUPER", gib(15.57), "", 89, 736, Speed{}},
+	{"RTX-4080-SUPER", gib(15.57), "", 89, 736, Speed{104.4, 52.2, 32, 32, 0}},
 	{"RTX-4080", gib(15.57), "", 89, 717, Speed{97.5, 48.7, 32, 32, 0}},
-	{"RTX-4070-Ti-SUPER", gib(15.57), "", 89, 672, Speed{}},
-	{"RTX-4070-Ti", gib(11.73), "", 89, 0, Speed{}},
-	{"RTX-4070-SUPER", gib(11.73), "", 89, 504, Speed{}},
-	{"RTX-4070", gib(11.73), "", 89, 504, Speed{}},
-	{"RTX-4060-Ti-16GB", gib(15.57), "", 89, 288, Speed{}},
-	{"RTX-4060-Ti-8GB", gib(7.72), "", 89, 288, Speed{}},
-	{"RTX-4060", gib(7.72), "", 89, 0, Speed{}},
+	{"RTX-4070-Ti-SUPER", gib(15.57), "", 89, 672, Speed{88.2, 44.1, 32, 32, 0}},
+	{"RTX-4070-Ti", gib(11.73), "", 89, 504, Speed{80.2, 40.1, 32, 32, 0}},
+	{"RTX-4070-SUPER", gib(11.73), "", 89, 504, Speed{71, 35.5, 32, 32, 0}},
+	{"RTX-4070", gib(11.73), "", 89, 504, Speed{58.3, 29.1, 32, 32, 0}},
+	{"RTX-4060-Ti-16GB", gib(15.57), "", 89, 288, Speed{44.1, 22.1, 16, 16, 0}},
+	{"RTX-4060-Ti-8GB", gib(7.72), "", 89, 288, Speed{44.1, 22.1, 16, 16, 0}},
+	{"RTX-4060", gib(7.72), "", 89, 272, Speed{30.2, 15.1, 16, 16, 0}},
 	{"RTX-3090", gib(23.69), "", 86, 936, Speed{71, 35.6, 32, 32, 0}},
 	{"RTX-3090-Ti", gib(23.69), "", 86, 1008, Speed{80, 40, 32, 32, 0}},
 	{"RTX-3080-10GB", gib(9.78), "", 86, 760, Speed{59.5, 29.8, 32, 32, 0}},
 	{"RTX-3070", gib(7.78), "", 86, 448, Speed{40.6, 20.3, 32, 32, 0}},
-	{"RTX-3060-12GB", gib(11.76), "", 86, 0, Speed{}},
+	{"RTX-3060-12GB", gib(11.76), "", 86, 360, Speed{25.5, 12.7, 32, 32, 0}},
 	{"RTX-2080-Ti", gib(10.76), "", 75, 616, Speed{53.8, 13.4, 16, 16, 0}},
 	{"RTX-5090-Laptop", gib(23.89), "", 120, 0, Speed{}},
 	{"RTX-5080-Laptop", gib(15.47), "", 120, 0, Speed{}},
@@ -111,9 +115,9 @@ var models = []Model{
 	{"MI350X", gib(287.98), "", 0, 8000, Speed{2307, 144.2, 538, 64, 0}},
 	{"MI325X", gib(255.98), "", 0, 6000, Speed{1307, 163.4, 448, 64, 0}},
 	{"MI300X", gib(191.98), "", 0, 5300, Speed{1307, 163.4, 448, 64, 50}},
-	{"MI300A", gib(94.08), "", 0, 5300, Speed{}},
-	{"MI250X", gib(63.98), "MI250", 0, 1638, Speed{}},
-	{"MI210", gib(63.98), "", 0, 1638, Speed{}},
+	{"MI300A", gib(94.08), "", 0, 5300, Speed{980.6, 122.6, 384, 64, 0}},
+	{"MI250X", gib(63.98), "MI250", 0, 1638, Speed{191.5, 47.9, 100, 32, 0}},
+	{"MI210", gib(63.98), "", 0, 1638, Speed{181, 45.3, 100, 32, 0}},
 }
 
 // cards are PCIe cards of models that are SXM modules above, by their data sheets: slower, and without NVLink.

@@ -100,7 +100,7 @@ type Loss struct {
 
 // Passes says how a program runs the passes of the model.
 type Passes struct {
-	Attention string // "" = the default of transformers, or "sdpa", "flash" or "eager"
+	Attention string // "" = the default of transformers, or "sdpa", "flash", "flash3", "flash4" or "eager"
 	Recompute string // "" = what Training says
 	// FSDP2WithoutReentrant says that FSDP2 turns reentrant checkpointing off.
 	FSDP2WithoutReentrant bool
@@ -135,7 +135,9 @@ type Tricks struct {
 	QuantizesExperts bool
 	// WidensNorms says that norms, embeddings and the head are kept in fp32.
 	WidensNorms bool
-	TilesMLP    *Tiles // nil without
+	// ScalesProducts says that products of blocks are in fp8.
+	ScalesProducts bool
+	TilesMLP       *Tiles // nil without
 	// HostExperts says how KTransformers runs the experts, nil if they are a part of the model on the GPU.
 	HostExperts *HostExperts
 }

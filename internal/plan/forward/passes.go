@@ -95,6 +95,8 @@ type Passes struct {
 // AttentionForm says how attention is computed.
 type AttentionForm struct {
 	Attention AttentionKind
+	// FlashVersion is that of the flash-attn package if it is 3 or 4, which keep what version 2 keeps.
+	FlashVersion int
 	// FusesBias uses SDPA also for attention with a bias on its scores, which is then materialized: transformers since
 	// 5.0.
 	FusesBias bool

@@ -70,6 +70,7 @@ func (r *resolver) framework() error {
 		return err
 	}
 	r.job.WidensNorms, r.job.ScattersExperts, r.job.TilesMLP = f.WidensNorms, f.ScattersExperts, f.TilesMLP
+	r.job.ScalesProducts = f.ScalesProducts
 	r.job.StepsInBackward = f.StepsInBackward
 	if f.Offloading != nil {
 		r.offloadActivations(f.Offloading)

@@ -87,7 +87,12 @@ type Precision struct {
 	ReferenceType dtype.Type
 	// WidensNorms means that norms, embeddings and the head are in fp32.
 	WidensNorms bool
+	// ScalesProducts means that products of blocks are in fp8. What they save is planned in 16 bits.
+	ScalesProducts bool
 }
+
+// FP8 reports whether products of blocks are in fp8.
+func (j *Job) FP8() bool { return j.ScalesProducts || j.Megatron != nil && j.Megatron.FP8 != "" }
 
 // Trained says which parameters a job trains, and how the others are stored.
 type Trained struct {

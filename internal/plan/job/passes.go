@@ -2,6 +2,7 @@ package job
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 
 	"plimsoll/internal/base/dtype"
@@ -11,6 +12,10 @@ import (
 	"plimsoll/internal/plan/autograd"
 	"plimsoll/internal/plan/forward"
 )
+
+// flashNames are other names of versions of flash attention.
+var flashNames = map[string]string{"flash_attention_2": "flash", "flash-attention-2": "flash", "flash2": "flash",
+	"flash_attention_3": "flash3", "flash-attention-3": "flash3", "flash_attention_4": "flash4"}
 
 // attention sets how attention is computed.
 func (r *resolver) attention() error {
@@ -26,14 +31,18 @@ func (r *resolver) attention() error {
 		}
 		r.assume("%s attention: --attention was not given", name)
 	}
-	if name == "flash_attention_2" || name == "flash_attention_3" || name == "flash-attention-2" || name == "flash2" {
-		name = string(forward.Flash)
+	if known, is := flashNames[name]; is {
+		name = known
 	}
 	if !slices.Contains(Attentions, name) {
 		return fault.Inputf("unknown attention %q", r.Attention).
 			WithHint("expected one of " + strings.Join(Attentions, ", "))
 	}
 	j.Attention = forward.AttentionKind(name)
+	if number, is := strings.CutPrefix(name, string(forward.Flash)); is {
+		j.Attention = forward.Flash
+		j.FlashVersion, _ = strconv.Atoi(number) // 0 where no version is said
+	}
 	if j.Attention == forward.Flash && j.ParameterType == dtype.F32 && j.AutocastType == dtype.Invalid {
 		return fault.Inputf("flash attention computes only in bf16 and fp16, but the precision is fp32").
 			WithHint("use --attention sdpa, or --precision bf16")
@@ -80,9 +89,11 @@ func (r *resolver) recompute() error {
 		j.Recompute = &autograd.Checkpoint{Reentrant: true}
 	case "selective":
 		j.Recompute = &autograd.Checkpoint{Selective: 2}
-	case "every-2":
-		j.Recompute, j.RecomputeEvery = &autograd.Checkpoint{}, 2
 	default:
+		if n, every := everyBlock(way); every {
+			j.Recompute, j.RecomputeEvery = &autograd.Checkpoint{}, n
+			break
+		}
 		return fault.Inputf("unknown way to recompute activations: %q", way).
 			WithHint("expected one of " + strings.Join(Recomputes, ", "))
 	}
@@ -91,6 +102,13 @@ func (r *resolver) recompute() error {
 			"torch.compile").WithHint("set use_reentrant to false, and leave --compile out")
 	}
 	return nil
+}
+
+// everyBlock returns n of "every-n", from 2 on.
+func everyBlock(way string) (n int, is bool) {
+	number, is := strings.CutPrefix(way, "every-")
+	n, err := strconv.Atoi(number)
+	return n, is && err == nil && n > 1
 }
 
 // loss sets how the loss is computed, and what torch.compile fuses.

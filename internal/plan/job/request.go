@@ -85,7 +85,7 @@ type Recorded struct {
 // The allowed values of some fields. Help and completion use them, too.
 var (
 	Precisions = []string{"bf16", "fp16", "fp32", "amp-bf16", "amp-fp16"}
-	Attentions = []string{"sdpa", "flash", "eager"}
+	Attentions = []string{"sdpa", "flash", "flash3", "flash4", "eager"}
 	Recomputes = []string{"none", "full", "reentrant", "selective", "every-2"}
 
 	Losses = []string{"fp32", "native", "chunked", "fused"}

@@ -53,25 +53,28 @@ type recomputation struct {
 // for gradients of inputs and of weights. Fused attention computes its scores once more.
 func (r *rates) times(w *work, again recomputation, compiled bool) (forward, backward float64) {
 	head, loss := w.head/r.head, w.loss/r.Device
-	dense, experts := max(head+(w.dense-w.head)/r.dense, w.read/r.Device), max(w.experts/r.experts, w.weights/r.Device)
-	attention, other := w.attention/r.attention, (w.traffic+w.loss+w.dequantized)/r.Device
+	dense := max(head+(w.dense+w.fill-w.head)/r.dense, w.read/r.Device)
+	experts := max(w.experts/r.experts, w.weights/r.Device)
+	attention := (w.attention + w.begun) / r.attention
+	other := (w.traffic+w.loss+w.dequantized)/r.Device + 2*w.adapter/r.head // thin matrices reach half
 	if r.given {
 		dense, experts, attention, other = w.dense/r.FLOPS, w.experts/r.FLOPS, w.attention/r.FLOPS, 0
 		head, loss = w.head/r.FLOPS, 0
 	}
-	start := w.kernels * kernelTime
+	start := w.kernels * r.kernel
 	if compiled {
 		start /= 4 // fused kernels
 	}
-	forward = max(dense+experts+attention+other, start)
+	start += w.hooks * r.kernel
+	busy := dense + experts + attention + other
 	trained := 1 - w.frozen // inputs have gradients as far as the pass goes, and weights that are trained
 	through := head + w.reach*max(0, dense-head+experts)
-	backward = max(through+trained*(dense+experts)+w.reach*(2.5*attention+2*(other-loss))+2*loss, w.reach*2*start)
-	repeated := max(0, forward-head-loss) // blocks only
+	back := through + trained*(dense+experts) + w.reach*(2.5*attention+2*(other-loss)) + 2*loss
+	repeated := max(0, busy-head-loss) // blocks only
 	if again.selective {
 		repeated = max(0, other-loss)
 	}
-	return forward, backward + w.reach*repeated*again.share
+	return max(busy, start), max(back+w.reach*repeated*again.share, w.reach*start*(1+again.share))
 }
 
 // passes sets the times of the passes of a micro batch.
@@ -85,11 +88,30 @@ func (p *predictor) passes(w work) {
 	if j.Reference != nil || j.Answers != nil && j.Answers.BaseIsReference { // a frozen model of the same size, mostly
 		p.forward += p.forward * p.reference()
 	}
+	if j.Answers != nil && j.Answers.Mismatched != job.Never { // without gradients, on answers to other prompts
+		p.forward *= 2
+	}
+	p.offloadActivations()
 	gradients := p.trained / float64(j.Parallel.Tensor) * float64(j.ParameterType.Size())
 	if j.DeepSpeed != nil && j.DeepSpeed.ZeROStage > 1 || j.FSDP != nil && j.SyncEachBatch {
 		gradients /= float64(p.holders())
 	}
 	p.added = 3 * gradients / p.rates.Device
+}
+
+// offloadActivations adds what the passes wait for activations on their way to the host and back. With streams of their
+// own the copies go while the pass computes.
+func (p *predictor) offloadActivations() {
+	o := p.job.OffloadActivations
+	if o == nil {
+		return
+	}
+	bytes, link := activationsOf(p.job), p.rates.Link
+	if o.Streams {
+		p.forward, p.backward = max(p.forward, bytes/link.Out), max(p.backward, bytes/link.In)
+		return
+	}
+	p.forward, p.backward = p.forward+bytes/link.Out, p.backward+bytes/link.In
 }
 
 // reference returns the size of the frozen model over that of the trained one.
@@ -139,6 +161,23 @@ func (r *rates) ring(bytes float64, ranks, inNode int64, pieces float64) float64
 	}
 	n := float64(ranks)
 	return bytes*(n-1)/n/r.group(ranks, inNode) + pieces*collectiveTime
+}
+
+// all returns the time of an all-to-all exchange: each rank sends to others of its node by their links, and to those of
+// other nodes by a port of its own. Once is the part of what goes to other nodes that is sent.
+func (r *rates) all(bytes float64, ranks, inNode int64, pieces, once float64) float64 {
+	if ranks <= 1 {
+		return 0
+	}
+	n, near := float64(ranks), float64(min(ranks, inNode))
+	t := pieces * collectiveTime
+	if r.peer > 0 && near > 1 {
+		t += bytes * (near - 1) / n / r.peer
+	}
+	if n > near {
+		t += bytes * (n - near) / n * once / r.network
+	}
+	return t
 }
 
 // hidden returns what a pass does not hide of a communication that comes in pieces: one piece, and what takes longer
@@ -245,7 +284,7 @@ func (p *predictor) within() (forward, backward float64) {
 			}
 		}
 		if x := b.FeedForward.Mixture; x != nil && j.Parallel.Expert > 1 { // to the experts and back
-			once := 2 * p.rates.ring(tokens*residual*float64(x.Chosen), j.Parallel.Expert, inNode, 1)
+			once := 2 * p.rates.all(tokens*residual*float64(x.Chosen), j.Parallel.Expert, inNode, 1, 1)
 			add(once, once)
 		}
 	}

@@ -106,63 +106,6 @@ func cpuAdam(bandwidth float64) func(*testing.T) Time {
 	}
 }
 
-// throughputs are tokens a second and GPU that others have published, of jobs on GPUs alone.
-var throughputs = []struct {
-	row      string
-	tokens   float64
-	model    string
-	a100     bool
-	nodes    int
-	micro    int
-	sequence int
-	steps    int
-	again    string
-}{
-	{"torchtitan, Llama 3 8B, 64 x A100, every second block recomputed", 2904, "llama-3-8b", true, 8, 1, 8192, 1,
-		"every-2"},
-	{"torchtitan, Llama 3 8B, 64 x A100, selective", 2973, "llama-3-8b", true, 8, 1, 8192, 1, "selective"},
-	{"torchtitan, Llama 3 70B, 64 x A100, recomputed", 331, "llama-3-70b", true, 8, 1, 8192, 1, "full"},
-	{"torchtitan, Llama 2 13B, 64 x A100", 2162, "llama-2-13b", true, 8, 2, 4096, 1, "none"},
-	{"torchtitan, Llama 2 70B, 64 x A100, recomputed", 353, "llama-2-70b", true, 8, 2, 4096, 1, "full"},
-	{"llm-foundry, MPT-7B, 8 x A100", 4641, "llama-2-7b", true, 1, 6, 2048, 2, "none"},
-	{"llm-foundry, MPT-7B, 8 x A100, 4K, recomputed", 3684, "llama-2-7b", true, 1, 16, 4096, 2, "full"},
-	{"llm-foundry, MPT-7B, 8 x A100, 64K, recomputed", 1013, "llama-2-7b", true, 1, 1, 65536, 2, "full"},
-	{"llm-foundry, MPT-13B, 8 x A100", 2262, "llama-2-13b", true, 1, 2, 2048, 3, "none"},
-	{"llm-foundry, MPT-13B, 8 x A100, 4K, recomputed", 2060, "llama-2-13b", true, 1, 10, 4096, 3, "full"},
-	{"llm-foundry, MPT-7B, 8 x H100", 10643, "llama-2-7b", false, 1, 6, 2048, 1, "none"},
-	{"llm-foundry, MPT-7B, 8 x H100, 4K, recomputed", 8611, "llama-2-7b", false, 1, 16, 4096, 2, "full"},
-	{"llm-foundry, MPT-13B, 8 x H100", 4792, "llama-2-13b", false, 1, 2, 2048, 1, "none"},
-	{"llm-foundry, MPT-13B, 8 x H100, 4K, recomputed", 4717, "llama-2-13b", false, 1, 10, 4096, 3, "full"},
-}
-
-// TestThroughputs compares the second table of docs/step-time.md with what is predicted.
-func TestThroughputs(t *testing.T) {
-	text, err := os.ReadFile("../../../docs/step-time.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	inside := 0
-	for _, p := range throughputs {
-		q := job.Request{Model: p.model, GPU: "H100-80GB", GPUs: 8, Nodes: p.nodes, MicroBatch: p.micro,
-			Sequence: p.sequence, Accumulation: p.steps, Recompute: p.again, FSDP: "2", Precision: "amp-bf16",
-			Attention: "flash", Optimizer: "adamw/fused"}
-		if p.a100 {
-			q.GPU = "A100-80GB"
-		}
-		s := resolved(t, q, Machine{})
-		rate := func(d time.Duration) float64 { return float64(s.Tokens) / float64(8*p.nodes) / d.Seconds() }
-		if rate(s.Total.Most) <= p.tokens && p.tokens <= rate(s.Total.Least) {
-			inside++
-		}
-		row := fmt.Sprintf("| %s | %.0f | %.0f | %.0f to %.0f | %+.0f %% |", p.row, p.tokens, rate(s.Total.Expected),
-			rate(s.Total.Most), rate(s.Total.Least), 100*(rate(s.Total.Expected)/p.tokens-1))
-		if !strings.Contains(string(text), row) {
-			t.Errorf("docs/step-time.md lacks the row\n%s", row)
-		}
-	}
-	checkInside(t, text, inside, len(throughputs))
-}
-
 // checkInside compares what the page says of intervals.
 func checkInside(t *testing.T, text []byte, inside, rows int) {
 	t.Helper()

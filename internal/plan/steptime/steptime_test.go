@@ -17,14 +17,16 @@ import (
 // TestRefusal: without a basis nothing is said of time, and the message names what is missing.
 func TestRefusal(t *testing.T) {
 	llama := job.Request{Model: "llama-3.2-1b", GPU: "H100-80GB", Precision: "bf16", Sequence: 512}
+	float8 := filestest.InNewFolder(t)("train.toml", "[model]\nname = \"llama3\"\nflavor = \"8B\"\n"+
+		"converters = [\"float8\"]\n[training]\nseq_len = 512\n[activation_checkpoint]\nmode = \"none\"\n")
 	for _, test := range []struct {
 		change func(*job.Request)
 		says   string
 	}{
+		{func(q *job.Request) { *q = job.Request{Configs: []string{float8}, GPU: "A100-80GB"} }, "fp8"},
 		{func(q *job.Request) { q.GPU = "" }, "the speed of the GPU"},
 		{func(q *job.Request) { q.GPU, q.CPU = "", true }, "passes on GPUs only"},
-		{func(q *job.Request) { q.GPU, q.GPUs, q.Nodes = "RTX-4090", 2, 2 }, "--network"},
-		{func(q *job.Request) { q.Model = "qwen3-next-80b-a3b" }, "recurrent layers"},
+		{func(q *job.Request) { q.GPU = "GB10" }, "the speed of the GPU"},
 		{func(q *job.Request) { q.Offload.What = job.OffloadStates }, "--host-bandwidth"},
 		{func(q *job.Request) { q.DeepSpeed, q.GPUs = "testdata/zo_config.json", 2 }, "--host-bandwidth"},
 	} {

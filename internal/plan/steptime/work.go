@@ -12,13 +12,17 @@ import (
 // work is what one rank computes in a forward pass of a micro batch. The backward pass follows from it.
 type work struct {
 	dense, experts float64 // floating-point operations of products with weights
+	fill           float64 // operations that take as long as what products of small matrices lose
 	head           float64 // those of dense that are outside of all blocks
 	attention      float64 // of products of activations
 	traffic        float64 // bytes of GPU memory that other operations read and write
 	loss           float64 // bytes that the logits move
 	read, weights  float64 // bytes of weights that products of dense and of experts read
 	dequantized    float64 // bytes that dequantizing all weights reads and writes
-	kernels        float64 // that Python starts
+	kernels        float64 // operations that Python starts
+	hooks          float64 // that no compiler fuses: those of an engine around modules, as operations
+	adapter        float64 // operations of products with the matrices of an adapter
+	begun          float64 // operations of attention that take as long as what short sequences lose
 	frozen         float64 // share of the products with weights that no gradient needs
 	reach          float64 // share of the blocks that the backward pass goes through
 }
@@ -76,24 +80,6 @@ func Active(j *job.Job) (share func(p model.Parameter) float64, sum float64) {
 	return share, sum
 }
 
-// The bytes that operations beside products move in a forward pass of 16-bit activations, for each token.
-const (
-	normBytes     = 36 // of an element of the residual stream, for a norm that computes in fp32, operation by operation
-	residualBytes = 6  // two are read, one is written
-	rotaryBytes   = 20 // of an element of queries and keys: halves negated, joined, multiplied and added
-	gateBytes     = 10 // of an element of the feed-forward part: the activation, and its product
-	routedBytes   = 16 // of an element that goes to an expert: gathered, weighted and added
-	logitBytes    = 16 // of a logit: written, upcast, and its logarithm of the softmax
-	fusedBytes    = 6  // of an element of any of these if a kernel does all of it
-	scoreBytes    = 20 // of a score of eager attention: written, masked, upcast, softmax, cast back, read
-)
-
-// The kernels that Python starts in a forward pass.
-const (
-	blockKernels  = 40
-	expertKernels = 8 // of each expert, if experts are modules of their own
-)
-
 // workOf returns what a rank computes.
 func workOf(j *job.Job) work {
 	var w work
@@ -103,8 +89,9 @@ func workOf(j *job.Job) work {
 	var frozen float64
 	lowest := len(network.Blocks())
 	each := float64(j.Parallel.Tensor)
+	rows := rowsOf(j, tokens)
 	for _, p := range j.Model.Parameters {
-		s := share(p)
+		s, tokens := share(p), rows(p)
 		trains := j.Adapter == nil && !p.Frozen && j.Unfrozen.Has(p.Name)
 		if trains && (p.Block >= 0 || p.IsEmbedding() && p.TiedTo == "") {
 			lowest = min(lowest, max(0, p.Block))
@@ -121,6 +108,7 @@ func workOf(j *job.Job) work {
 			w.weights += elements * float64(j.ComputeType().Size()) / float64(j.Parallel.Expert)
 		} else {
 			w.dense += 2 * elements * tokens
+			w.fill += 2 * elements * tokens * lostIn(p.Shape)
 			w.read += elements * float64(j.ComputeType().Size())
 			if p.Block < 0 {
 				w.head += 2 * elements * tokens
@@ -129,19 +117,24 @@ func workOf(j *job.Job) work {
 		if j.AutocastType != dtype.Invalid { // which casts weights in each pass
 			w.traffic += elements * float64(j.ParameterType.Size()+j.AutocastType.Size())
 		}
-		if q := j.Quantization; q != nil && p.Block >= 0 {
-			w.dequantized += elements * (float64(q.Bits)/8 + 2)
+		if j.Quantization != nil && p.Block >= 0 {
+			w.dequantized += elements * dequantizedBytes(j.Quantization)
 		}
+		w.addModule(j, p, elements, tokens)
 	}
 	w.frozen, w.reach = frozen/max(1, w.dense+w.experts), 1
 	if n := len(network.Blocks()); n > 0 && j.Adapter == nil && !j.UnfreezesEmbeddings() && j.Stage == nil {
 		w.reach = float64(n-lowest) / float64(n)
 	}
-	fused := j.Compile || j.Liger
-	for _, s := range network.Stacks {
+	for at, s := range network.Stacks {
+		of := stackOf(j, at, tokens)
 		for i := range s.Blocks {
-			w.addBlock(j, s, &s.Blocks[i], tokens, fused)
+			w.addBlock(j, of, s, &s.Blocks[i])
 		}
+	}
+	w.addTowers(j)
+	if network.Opaque != nil {
+		w.addOpaque(j, tokens)
 	}
 	logits := float64(logitBytes)
 	if j.Loss == forward.FusedLoss || j.Loss == forward.ChunkedLoss || j.Loss == forward.CompiledLoss {
@@ -149,66 +142,4 @@ func workOf(j *job.Job) work {
 	}
 	w.loss = tokens * float64(network.Head.Outputs) * logits / each
 	return w
-}
-
-// addBlock adds attention and the operations between products.
-func (w *work) addBlock(j *job.Job, s *model.Stack, b *model.Block, tokens float64, fused bool) {
-	norm, residual, rotary, gate, routed := float64(normBytes), float64(residualBytes), float64(rotaryBytes),
-		float64(gateBytes), float64(routedBytes)
-	if fused {
-		norm, rotary, gate = fusedBytes, fusedBytes, fusedBytes
-	}
-	wide := float64(j.ComputeType().Size()) / 2 // as the constants are for 16 bits
-	hidden := float64(j.Model.Network.Hidden)
-	w.traffic += tokens * hidden * 2 * (norm + residual) * wide
-	w.kernels += blockKernels
-	for _, a := range []*model.Attention{&b.Attention, b.Cross} {
-		if a != nil {
-			w.addAttention(j, s, a, tokens)
-			w.traffic += tokens * float64((a.Heads+a.KeyValueHeads)*a.Width) * rotary * wide /
-				float64(j.Parallel.Tensor)
-		}
-	}
-	f := &b.FeedForward
-	inner := float64(f.Inner)
-	if x := f.Mixture; x != nil {
-		inner = 0
-		if len(x.Experts) > 0 {
-			inner = float64(x.Chosen * x.Experts[0].Inner)
-		}
-		if x.Shared != nil {
-			inner += float64(x.Shared.Inner)
-		}
-		w.traffic += tokens * float64(x.Chosen) * hidden * routed * wide
-		if !x.Fused() {
-			w.kernels += expertKernels * float64(len(x.Experts))
-		}
-	}
-	w.traffic += tokens * inner * gate * wide / float64(j.Parallel.Tensor)
-}
-
-// addAttention adds the products of queries with keys, and of their scores with values. Kernels of causal attention
-// leave out the half that is masked.
-func (w *work) addAttention(j *job.Job, s *model.Stack, a *model.Attention, tokens float64) {
-	if a.Delta != nil { // linear in the sequence: its state is small beside the projections
-		return
-	}
-	keys := float64(sequenceOf(j))
-	half := s.Causal && j.Attention != forward.Eager
-	switch {
-	case a.Window > 0 && float64(a.Window) < keys:
-		keys = float64(a.Window)
-	case half:
-		keys /= 2
-	}
-	width := a.Width
-	values := a.ValueWidth
-	if values == 0 {
-		values = width
-	}
-	heads := float64(a.Heads) / float64(j.Parallel.Tensor)
-	w.attention += 2 * tokens * keys * heads * float64(width+values)
-	if j.Attention == forward.Eager {
-		w.traffic += tokens * float64(sequenceOf(j)) * heads * scoreBytes
-	}
 }

@@ -179,7 +179,7 @@ func (r *reader) read() error {
 		r.Set("use_liger_kernel", "enable_liger_kernel", true)
 	}
 	r.To.Attention = map[string]string{"disabled": "eager", "sdpa": "sdpa", "fa2": "flash",
-		"fa3": "flash"}[r.Word("flash_attn")]
+		"fa3": "flash3"}[r.Word("flash_attn")]
 	r.RouterLoss(r.Find("moe_aux_loss_coef"), "ernie4_5_moe", "granitemoe", "llama4", "mixtral", "olmoe", "qwen2_moe",
 		"qwen3_moe") // configure_moe in model/model_utils/moe.py
 	if r.Truth("fp8") {

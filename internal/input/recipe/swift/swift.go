@@ -72,7 +72,8 @@ type reader struct{ *recipe.Reader }
 func (r *reader) read() error {
 	r.Model("model")
 	r.RouterLoss(r.Find("router_aux_loss_coef"))
-	r.To.Attention = map[string]string{"flash_attn": "flash", "flash_attention_4": "flash"}[r.Word("attn_impl")]
+	r.To.Attention = map[string]string{"flash_attn": "flash", "flash_attention_3": "flash3",
+		"flash_attention_4": "flash4"}[r.Word("attn_impl")]
 	tuner := cmp.Or(r.Word("tuner_type"), r.Word("train_type"), r.Word("sft_type"), "lora")
 	if err := r.refuse(tuner); err != nil {
 		return err

@@ -207,6 +207,7 @@ func (r *reader) refuse() error {
 				return r.Fault("model.converters", fmt.Sprintf("is %q: it quantizes layers, which is not planned yet",
 					name), "remove it to plan the job without, and expect its memory to differ")
 			}
+			r.To.ScalesProducts = true
 			r.Note("model.converters", "has float8, which is not planned: products save what they read in 16 bits")
 		}
 	}
