@@ -34,6 +34,10 @@ type Tier struct {
 	Lanes int // chunks that are in memory at a time
 	// Scratch has the files removed as soon as they are open: the state ends with the process.
 	Scratch bool
+
+	once   sync.Once
+	sizes  [][tier.Parts]int64 // of the parts of each chunk
+	widest [tier.Parts]int64
 }
 
 // onTier reports whether a stream is in files.
@@ -86,8 +90,22 @@ func (c ShardConfig) whyEntries() string {
 // alignment is that of streams in a lane: a line of the cache.
 const streamAlignment = cacheLine
 
-// partSizes returns the bytes of the parts of a chunk in files.
-func (c ShardConfig) partSizes(unit int) (sizes [tier.Parts]int64) {
+// partSizes returns the bytes of the parts of each chunk in files, and of the largest parts.
+func (c ShardConfig) partSizes() (sizes [][tier.Parts]int64, widest [tier.Parts]int64) {
+	t := c.Tier
+	t.once.Do(func() {
+		t.sizes = make([][tier.Parts]int64, c.Chunks)
+		for unit := range t.sizes {
+			t.sizes[unit] = c.partSizesOf(unit)
+			for part, size := range t.sizes[unit] {
+				t.widest[part] = max(t.widest[part], size)
+			}
+		}
+	})
+	return t.sizes, t.widest
+}
+
+func (c ShardConfig) partSizesOf(unit int) (sizes [tier.Parts]int64) {
 	at := c.Chunk(unit)
 	for i := range c.Streams {
 		stream := &c.Streams[i]
@@ -106,22 +124,9 @@ func (c ShardConfig) partSizes(unit int) (sizes [tier.Parts]int64) {
 	return sizes
 }
 
-// laneSizes returns the bytes of a lane: those of the largest parts.
-func (c ShardConfig) laneSizes() (sizes [tier.Parts]int64) {
-	for unit := range c.Chunks {
-		for part, size := range c.partSizes(unit) {
-			sizes[part] = max(sizes[part], size)
-		}
-	}
-	return sizes
-}
-
 // TierPlan returns the plan of the files.
 func (c ShardConfig) TierPlan() tier.Plan {
-	sizes := make([][tier.Parts]int64, c.Chunks)
-	for unit := range sizes {
-		sizes[unit] = c.partSizes(unit)
-	}
+	sizes, _ := c.partSizes()
 	return tier.Plan{
 		Folders: c.Tier.Folders, Name: c.Tier.Name, Label: c.Tier.Label, Chunks: c.Chunks,
 		Sizes:    func(unit int) [tier.Parts]int64 { return sizes[unit] },
@@ -132,7 +137,7 @@ func (c ShardConfig) TierPlan() tier.Plan {
 // WindowBytes returns the size of a window of so many lanes. One more is for what is read beside them, and the index of
 // the files is in memory, too.
 func (c ShardConfig) WindowBytes(lanes int) ledger.Bytes {
-	sizes := c.laneSizes()
+	_, sizes := c.partSizes()
 	plan := tier.Plan{Chunks: c.Chunks, Sections: len(c.Sections()), Sums: c.Chunks * len(c.summed())}
 	return ledger.Bytes(int64(lanes+1)*(sizes[tier.State]+sizes[tier.Parameters]) + plan.AreaBytes())
 }
@@ -147,7 +152,7 @@ func (c ShardConfig) LanesWithin(window ledger.Bytes) int {
 }
 
 func (c ShardConfig) windowArena() arena.Plan {
-	sizes := c.laneSizes()
+	_, sizes := c.partSizes()
 	return arena.Plan{
 		Component: ledger.TierWindow, Size: c.WindowBytes(c.Tier.Lanes),
 		Why: fmt.Sprintf("(%d + 1) x %d B: chunks between memory and the tier; and the index of %s chunks",
@@ -204,7 +209,8 @@ type lane struct {
 func (s *Shard) openTier(attached bool) error {
 	window := s.Arena(ledger.TierWindow).Bytes()
 	c := s.config
-	sizes, plan := c.laneSizes(), c.TierPlan()
+	_, sizes := c.partSizes()
+	plan := c.TierPlan()
 	t := &tiered{shard: s, ready: make(chan *lane, c.Tier.Lanes+s.workers.Count())}
 	memory := tier.Memory{Entries: s.entries, Area: cut(&window, plan.AreaBytes())}
 	var err error
@@ -240,8 +246,13 @@ func openStore(c *Tier, plan tier.Plan, memory tier.Memory, attached bool) (*tie
 	switch {
 	case err != nil:
 		return nil, err
+	case c.Scratch && exists: // a process was killed before it could remove them
+		err = tier.Remove(c.Disk, plan)
 	case exists || attached:
 		return tier.Open(c.Disk, plan, memory, c.Suits)
+	}
+	if err != nil {
+		return nil, err
 	}
 	store, err := tier.Create(c.Disk, plan, memory)
 	if err == nil && c.Scratch {
@@ -646,3 +657,11 @@ func (s *Shard) TierTraffic() (read, written int64) {
 
 // IsTorn reports whether the tier has found a commit after the last one that is not whole.
 func (s *Shard) IsTorn() bool { return s.tier != nil && s.tier.store.IsTorn() }
+
+// RemoveTier removes the files of a shard that is closed.
+func (c ShardConfig) RemoveTier() error {
+	if c.Tier == nil {
+		return nil
+	}
+	return tier.Remove(c.Tier.Disk, c.TierPlan())
+}

@@ -394,11 +394,6 @@ func TestRollBack(t *testing.T) {
 	if err := s.RollBack(1); err == nil {
 		t.Error("rolled back by two steps")
 	}
-	s.Close()
-	s = openOnTier(t, c.onTier(t, disk, 2, "/a", "/b"))
-	if _, err := s.Restore(); err != nil {
-		t.Fatal(err)
-	}
 	if err := s.RollBack(2); err != nil {
 		t.Fatal(err)
 	}

@@ -301,8 +301,8 @@ func (s *Shard) WaitRange(r shard.Range) {
 
 // waitForEnd returns at once, unless all chunks are done: then it waits until the step is finished.
 func (s *Shard) waitForEnd() {
-	if s.isOver() || s.current.left.Load() > int64(s.workers.Count()) {
-		return // a worker counts the chunk that it has done before it takes another
+	if s.isOver() || s.current.left.Load() > int64(s.workers.Count()+s.config.lanes()) {
+		return // a worker counts the chunk that it has done before it takes another, and so does a lane
 	}
 	for unit := range s.done {
 		if !s.isDone(unit) {

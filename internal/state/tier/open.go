@@ -297,7 +297,6 @@ func (s *Store) RollBack(steps int64) error {
 	if s.touched.Load() {
 		return errors.New("the state before is being overwritten already")
 	}
-	s.touched.Store(true)
 	last := s.last
 	before, _, err := s.readArea(last.generation - 1)
 	if err != nil {
@@ -309,6 +308,7 @@ func (s *Store) RollBack(steps int64) error {
 	if err := s.take(before); err != nil {
 		return err
 	}
+	s.touched.Store(true)
 	// From here on steps overwrite what the later commit says.
 	for number := range areaCopies {
 		if err := writeAll(s.index, aligned(Block), s.layout.area(last.generation, number)); err != nil {

@@ -314,3 +314,14 @@ func (p *Plan) Bytes() []ledger.Bytes {
 	sizes[0] += ledger.Bytes(l.indexBytes())
 	return sizes
 }
+
+// StepBytes returns what a step reads and writes that changes every chunk.
+func (p *Plan) StepBytes() (reads, writes ledger.Bytes) {
+	writes = ledger.Bytes(areaCopies * p.AreaBytes())
+	for chunk := range p.Chunks {
+		sizes := p.Sizes(chunk)
+		reads += ledger.Bytes(sizes[State])
+		writes += ledger.Bytes(sizes[State] + sizes[Parameters])
+	}
+	return reads, writes
+}
