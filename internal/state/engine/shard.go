@@ -226,6 +226,15 @@ func (s *Shard) EachOf(r shard.Range, body func(at shard.Chunk, state kernel.Chu
 	})
 }
 
+// EachGradient has the workers call body with the gradients of every chunk, as [Shard.Each] does with its state.
+func (s *Shard) EachGradient(body func(at shard.Chunk, gradient kernel.Array)) {
+	s.startChunks(apart, func(_, unit int) {
+		c := s.chunk(unit)
+		body(c.Chunk, c.state().Gradient)
+	})
+	s.wait()
+}
+
 // SumSquares returns the sum of the squares of all gradients in their arena. It does
 // not read norm blocks again that [Shard.GradientsArrived] has added up.
 func (s *Shard) SumSquares() float64 {

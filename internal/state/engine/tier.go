@@ -142,6 +142,20 @@ func (c ShardConfig) WindowBytes(lanes int) ledger.Bytes {
 	return ledger.Bytes(int64(lanes+1)*(sizes[tier.State]+sizes[tier.Parameters]) + plan.AreaBytes())
 }
 
+// MemoryBytes returns the size of all streams that are in memory, and of the window of those that are not.
+func (c ShardConfig) MemoryBytes() ledger.Bytes {
+	var sum ledger.Bytes
+	for _, stream := range c.Streams {
+		if !c.onTier(stream) {
+			sum += ledger.Bytes(stream.Size())
+		}
+	}
+	if c.Tier != nil {
+		sum += c.WindowBytes(c.Tier.Lanes)
+	}
+	return sum
+}
+
 // mostLanes is the most lanes of a window. So many reads and writes of a chunk each keep any disk busy, and several.
 const mostLanes = 64
 
@@ -150,6 +164,14 @@ func (c ShardConfig) LanesWithin(window ledger.Bytes) int {
 	one := c.WindowBytes(1) - c.WindowBytes(0)
 	return int(max(0, min(mostLanes, (window-c.WindowBytes(0))/one)))
 }
+
+// mostProcessors is the most that lanes need. More make nothing faster.
+const mostProcessors = 16
+
+// LaneProcessors returns how many threads Go needs to run at a time for the lanes, beside the workers. A lane that reads
+// or writes occupies one until Go notices that it waits for the kernel. With two in all, a step reached 60 % of the
+// speed of a disk, and with 16 all of it.
+func (c ShardConfig) LaneProcessors() int { return min(c.lanes(), mostProcessors) }
 
 func (c ShardConfig) windowArena() arena.Plan {
 	_, sizes := c.partSizes()
