@@ -669,6 +669,9 @@ func (s *Shard) RollBack(steps int64) error {
 	return err
 }
 
+// CanRollBack reports whether [Shard.RollBack] can go back by a step.
+func (s *Shard) CanRollBack() bool { return s.tier != nil && s.tier.store.CanRollBack() }
+
 // TierTraffic returns how many bytes this process has read from the tier, and written there.
 func (s *Shard) TierTraffic() (read, written int64) {
 	if s.tier == nil {

@@ -131,7 +131,7 @@ func (s *heldShard) welcome(attached bool, arenas []protocol.WelcomeArena) any {
 		Elements: s.shard.Config().Elements, Service: s.version, Kernel: s.shard.Config().Kernel.String(),
 		Arenas: arenas,
 	}
-	w.PreparedStep = s.header.preparedStep.Load()
+	w.PreparedStep, w.CanGoBack = s.header.preparedStep.Load(), s.canGoBack()
 	w.AskedStep, w.AskedGradScale = s.header.asked()
 	added, cleared, _, half := s.shard.Accumulations()
 	if w.Accumulated, w.ClearedStep = added, cleared; half {

@@ -37,7 +37,7 @@ func (t Tier) tierOf(d *protocol.Document, lanes int) (*engine.Tier, error) {
 // labelOf returns the document without what may differ from one opening to the next.
 func labelOf(d *protocol.Document) ([]byte, error) {
 	lasting := *d
-	lasting.LocalWorld, lasting.CPUs, lasting.Instance = 1, nil, 0
+	lasting.LocalWorld, lasting.CPUs = 1, nil
 	return json.Marshal(&lasting)
 }
 
@@ -139,9 +139,12 @@ func (s *heldShard) restoreFromTier() error {
 	return nil
 }
 
+// canGoBack reports whether the state before the last step can be the session's.
+func (s *heldShard) canGoBack() bool { return s.wasOnTier && s.shard.CanRollBack() }
+
 // rollBack makes the state before the last step the session's.
 func (s *heldShard) rollBack(step uint64) error {
-	if !s.wasOnTier || s.stepsMade.Load() > 0 {
+	if !s.wasOnTier {
 		return protocol.OutOfOrder.Errorf("set_step %d with flags %#x: only a state that was found on a tier can go back "+
 			"by a step, before it makes one", step, protocol.RollBack)
 	}

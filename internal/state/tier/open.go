@@ -223,7 +223,10 @@ func (s *Store) readAreas() error {
 		}
 		s.torn = s.torn || found.generation == 0 && !blank
 		if found.generation > last.generation {
-			last = found
+			last, found = found, last
+		}
+		if found.generation+1 == last.generation {
+			s.before = found
 		}
 	}
 	if last.generation == 0 {
@@ -290,11 +293,16 @@ func (s *Store) openData(disk Disk, number int) error {
 	return nil
 }
 
+// CanRollBack reports whether the state of one step before the last commit can be had.
+func (s *Store) CanRollBack() bool {
+	return !s.touched.Load() && s.before.generation > 0 && s.before.steps == s.last.steps-1
+}
+
 // RollBack makes the state of the commit before the last one the one that the files hold. It is possible until
 // something is written: then that state is being overwritten. Shards that make steps together need it, where only some
 // of them had committed the last step when the power was lost.
 func (s *Store) RollBack(steps int64) error {
-	if s.touched.Load() {
+	if s.touched.Load() || s.before.generation == 0 {
 		return errors.New("the state before is being overwritten already")
 	}
 	last := s.last
