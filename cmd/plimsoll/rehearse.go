@@ -158,7 +158,7 @@ func runRehearse(c *cobra.Command, o rehearseOptions) error {
 	o.request.Tier = rehearse.TierRequest{Folders: o.tier.folders, Memory: ledger.Bytes(o.tier.memory)}
 	if o.states.what != "" {
 		if len(o.tier.folders) > 0 {
-			return fault.Inputf("--offload states and --tier are both given: states that go to a device rest in memory").
+			return fault.Inputf("--offload states is given, and --tier: states that go to a device rest in memory").
 				WithHint("leave one of the two out")
 		}
 		return runRehearseStates(c, o)

@@ -34,8 +34,8 @@ const (
 // tierFlags adds the flags of a tier, with their values unless they are given.
 func tierFlags(c *cobra.Command, o *tierOptions, otherwise tierOptions) {
 	*o = otherwise
-	c.Flags().StringVar(&o.list, "tier", otherwise.list, "hold the state in files in these `folders`, with commas between "+
-		"them: one on each disk")
+	c.Flags().StringVar(&o.list, "tier", otherwise.list, "hold the state in files in these `folders`, with commas "+
+		"between them: one on each disk")
 	c.Flags().Var(&o.memory, "memory", "memory for what is between the --tier and the updates: a `size` such as 512MiB")
 }
 

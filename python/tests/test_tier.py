@@ -184,7 +184,8 @@ def test_checkpoints_of_a_tier(tmp_path):
 
 
 def test_what_a_tier_does_not_do_is_refused(tmp_path, service):
-    model = network(torch.bfloat16)
+    model, other = network(torch.bfloat16), tmp_path / "other"
+    other.mkdir()
 
     def of(**settings):
         return plimsoll.torch.AdamW(model.parameters(), model=model, **{"job": "refused", **settings})
@@ -209,6 +210,6 @@ def test_what_a_tier_does_not_do_is_refused(tmp_path, service):
     del optimizer
     gc.collect()  # with it ends its service, which has locked the folder
     with pytest.raises(PlimsollError, match="a window of the tier for session rank0/bf16 takes at least"):
-        of(tier=tmp_path, memory="100KiB", job="three").open()
+        of(tier=other, memory="4KiB", job="three").open()
     with pytest.raises(PlimsollError, match="of job one, and this is session rank0/bf16 of job four"):
         of(tier=tmp_path, job="four").open()

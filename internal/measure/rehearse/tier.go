@@ -24,7 +24,7 @@ func (r TierRequest) resolve(pace PaceRequest) (*TierRequest, error) {
 	case len(r.Folders) == 0:
 		return nil, nil
 	case pace.Mode != "":
-		return nil, fault.Inputf("--tier is given, and --overlap %s: a rehearsal with a trainer has all state in memory",
+		return nil, fault.Inputf("--tier is given, and --overlap %s: a rehearsal with a trainer has all in memory",
 			pace.Mode).WithHint("leave one of the two out")
 	}
 	folders, err := tier.Folders(r.Folders)

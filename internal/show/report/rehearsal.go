@@ -42,8 +42,8 @@ type Rehearsal struct {
 	// once more.
 	TrafficBytesPerParameter     float64 `json:"traffic_bytes_per_parameter"`
 	NormTrafficBytesPerParameter int64   `json:"norm_traffic_bytes_per_parameter"`
-	// MemoryBandwidth compares updates with what the memory does by itself or, with a tier, what the disks do. The bytes
-	// are then those that a step reads from the disks and writes there.
+	// MemoryBandwidth compares updates with what the memory does by itself or, with a tier, with what the disks do. The
+	// bytes are then those that a step reads from the disks and writes there.
 	MemoryBandwidth MemoryBandwidth `json:"memory_bandwidth"`
 
 	GrowthAfterFirstStep ledger.Bytes `json:"growth_after_first_step_bytes"`
@@ -348,7 +348,8 @@ func (r *Rehearsal) facts() Facts {
 		f.add("optimizer step", "%s median, %s to %s over %d steps", seconds(r.StepSecondsMedian),
 			seconds(r.StepSecondsMin), seconds(r.StepSecondsMax), r.OptimizerSteps)
 		what, moves := r.limited()
-		f.add("update", "%.1f GB/s, %s: it moves %.1f GB/s in the same %s", b.Update/1e9, b.bound(what), b.Limit/1e9, moves)
+		f.add("update", "%.1f GB/s, %s: it moves %.1f GB/s in the same %s", b.Update/1e9, b.bound(what), b.Limit/1e9,
+			moves)
 	}
 	if len(r.Steps) > 0 {
 		f.add("process", "%v steady, %v peak, %v since the first step", r.ProcessSteady, r.ProcessPeak,

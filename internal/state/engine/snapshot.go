@@ -77,7 +77,7 @@ func (x *Snapshot) Run(ctx context.Context, pace func(context.Context) error) er
 }
 
 // copyOnWrite copies a chunk, unless that was done, and returns when the chunk may be
-// changed. It reports whether the snapshot can still become complete. A caller that has the state of the chunk gives it.
+// changed. It reports whether the snapshot can still become complete. A caller that has the chunk's state gives it.
 func (x *Snapshot) copyOnWrite(unit int, held *kernel.Chunk) bool {
 	x.mutex.Lock()
 	defer x.mutex.Unlock()

@@ -144,8 +144,8 @@ func (s *Shard) damagedAt(damaged uint64) error {
 	c := s.chunk(unit)
 	state := c.state()
 	if s.tier != nil {
-		return fmt.Errorf("rank %d: chunk %d (elements %d to %d), which was read from the tier, has another sum than step "+
-			"%d has written: %w; %s", s.config.Rank, unit, c.First, c.End(), s.Steps(), ErrDamaged, remedy)
+		return fmt.Errorf("rank %d: chunk %d (elements %d to %d), which was read from the tier, has another sum than "+
+			"step %d has written: %w; %s", s.config.Rank, unit, c.First, c.End(), s.Steps(), ErrDamaged, remedy)
 	}
 	memory := state.Summed(s.chunkSums.streams[number])
 	if len(memory) == 0 { // the chunk has no such stream: its sum alone can have changed

@@ -134,8 +134,8 @@ func (c ShardConfig) TierPlan() tier.Plan {
 	}
 }
 
-// WindowBytes returns the size of a window of so many lanes. One more is for what is read beside them, and the index of
-// the files is in memory, too.
+// WindowBytes returns the size of a window of so many lanes. One more is for what is read beside them. The index of the
+// files is in memory, too.
 func (c ShardConfig) WindowBytes(lanes int) ledger.Bytes {
 	_, sizes := c.partSizes()
 	plan := tier.Plan{Chunks: c.Chunks, Sections: len(c.Sections()), Sums: c.Chunks * len(c.summed())}
@@ -168,9 +168,9 @@ func (c ShardConfig) LanesWithin(window ledger.Bytes) int {
 // mostProcessors is the most that lanes need. More make nothing faster.
 const mostProcessors = 16
 
-// LaneProcessors returns how many threads Go needs to run at a time for the lanes, beside the workers. A lane that reads
-// or writes occupies one until Go notices that it waits for the kernel. With two in all, a step reached 60 % of the
-// speed of a disk, and with 16 all of it.
+// LaneProcessors returns how many threads Go needs to run at a time for the lanes, beside the workers. A lane that
+// reads or writes occupies one until Go notices that it waits for the kernel. With two in all, a step reached 60 % of
+// the speed of a disk, and with 16 more than 90 %.
 func (c ShardConfig) LaneProcessors() int { return min(c.lanes(), mostProcessors) }
 
 func (c ShardConfig) windowArena() arena.Plan {

@@ -332,8 +332,8 @@ func (s *heldShard) step(b protocol.StepBody, done func(took time.Duration)) (be
 	}
 	arriving := b.Flags&protocol.ArrivingStep != 0
 	if arriving && s.shard.Config().Tier != nil {
-		return false, protocol.Refused.Errorf("step with flags %#x: a session on a tier makes no step before its gradients "+
-			"are there (overlap=\"backward\" in Python)", b.Flags)
+		return false, protocol.Refused.Errorf("step with flags %#x: a session on a tier makes no step before its "+
+			"gradients are there (overlap=\"backward\" in Python)", b.Flags)
 	}
 	if arriving && b.Flags != protocol.ArrivingStep {
 		return false, protocol.Refused.Errorf("step with flags %#x: a step that begins before its gradients are "+

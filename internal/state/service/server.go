@@ -214,7 +214,8 @@ func (s *Server) remove(gone *session) {
 }
 
 // forget gives the state of a session back. The session stays claimed meanwhile: a new
-// one of its name would need the same file names, and the memory. The files of a tier are removed, unless they are kept.
+// one of its name would need the same file names, and the memory. The files of a tier are removed, unless
+// they are to be kept.
 func (s *Server) forget(gone *session, keepTier bool) error {
 	defer s.letGo(gone)
 	s.remove(gone)

@@ -145,8 +145,8 @@ func (s *heldShard) canGoBack() bool { return s.wasOnTier && s.shard.CanRollBack
 // rollBack makes the state before the last step the session's.
 func (s *heldShard) rollBack(step uint64) error {
 	if !s.wasOnTier {
-		return protocol.OutOfOrder.Errorf("set_step %d with flags %#x: only a state that was found on a tier can go back "+
-			"by a step, before it makes one", step, protocol.RollBack)
+		return protocol.OutOfOrder.Errorf("set_step %d with flags %#x: only a state that was found on a tier can go "+
+			"back by a step, before it makes one", step, protocol.RollBack)
 	}
 	if err := s.shard.RollBack(int64(step)); err != nil {
 		return protocol.Refused.Errorf("set_step %d with flags %#x: %v", step, protocol.RollBack, err)

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"plimsoll/internal/base/files"
 	"plimsoll/internal/base/ledger"
 )
 
@@ -43,9 +44,6 @@ func (HostDisk) Open(path string) (File, int64, error) {
 		return nil, 0, err
 	}
 	info, err := file.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is no regular file", path)
-	}
 	if err != nil {
 		return nil, 0, errors.Join(err, file.Close())
 	}
@@ -53,7 +51,7 @@ func (HostDisk) Open(path string) (File, int64, error) {
 }
 
 func openDirect(path string, flags int) (*os.File, error) {
-	file, err := os.OpenFile(path, flags|unix.O_DIRECT|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	file, _, err := files.OpenFile(path, flags|unix.O_DIRECT|unix.O_NOFOLLOW, 0o600)
 	if errors.Is(err, unix.EINVAL) {
 		if flags&os.O_CREATE != 0 {
 			_ = os.Remove(path) // some file systems refuse the flag after they have made the file
@@ -79,13 +77,7 @@ func (HostDisk) Rename(from, to string) error { return os.Rename(from, to) }
 func (HostDisk) Remove(path string) error { return os.Remove(path) }
 
 // SyncFolder brings the names in a folder to the disk.
-func (HostDisk) SyncFolder(path string) error {
-	folder, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(folder.Sync(), folder.Close())
-}
+func (HostDisk) SyncFolder(path string) error { return files.SyncFolder(path) }
 
 // Room returns what this user may take of the file system.
 func (HostDisk) Room(folder string) (ledger.Bytes, uint64, error) {
@@ -126,8 +118,8 @@ func Lock(folders []string) (release func(), err error) {
 		}
 		switch {
 		case errors.Is(err, unix.EWOULDBLOCK):
-			return nil, fmt.Errorf("%s: another service or rehearsal has its tier here, or the folder was given twice; "+
-				"give each a folder of its own", path)
+			return nil, fmt.Errorf("%s: another service or rehearsal has its tier here, or the folder was given "+
+				"twice; give each one its own", path)
 		case err != nil:
 			return nil, err
 		}

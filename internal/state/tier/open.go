@@ -206,8 +206,8 @@ func (s *Store) openIndex(disk Disk, suits func(label []byte) error) error {
 	s.layout.label = Round(int64(len(label)))
 	if h.numbers[1] != uint64(s.layout.areas) || h.numbers[2] != uint64(s.layout.files) ||
 		size != s.layout.indexBytes() {
-		return fmt.Errorf("it was made for %d folders and an index of %d bytes, and has %d bytes: expected %d folders, "+
-			"%d bytes and %d bytes", h.numbers[2], h.numbers[1], size, s.layout.files, s.layout.areas,
+		return fmt.Errorf("it was made for %d folders and an index of %d bytes, and has %d bytes: expected %d "+
+			"folders, %d bytes and %d bytes", h.numbers[2], h.numbers[1], size, s.layout.files, s.layout.areas,
 			s.layout.indexBytes())
 	}
 	return s.readAreas()

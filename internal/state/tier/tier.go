@@ -84,7 +84,7 @@ type Store struct {
 	identity  [identitySize]byte
 	committed []uint64 // entries of the last commit
 	last      commit
-	before    commit // the one before, as it was found; none if it was not whole
+	before    commit      // the one before, as it was found; none if it was not whole
 	touched   atomic.Bool // something was written since the files were opened
 	torn      bool        // an area of the index was written, and no copy of it is whole
 

@@ -17,8 +17,8 @@ import (
 
 // planOf returns the plan of files with chunks of one block a part.
 func planOf(chunks int, folders ...string) tier.Plan {
-	return tier.Plan{Folders: folders, Name: "rank0", Label: []byte("a label"), Chunks: chunks, Sections: 1, Sums: chunks,
-		Sizes: func(int) [tier.Parts]int64 { return [tier.Parts]int64{tier.Block, tier.Block} }}
+	return tier.Plan{Folders: folders, Name: "rank0", Label: []byte("a label"), Chunks: chunks, Sections: 1,
+		Sums: chunks, Sizes: func(int) [tier.Parts]int64 { return [tier.Parts]int64{tier.Block, tier.Block} }}
 }
 
 func memoryOf(p tier.Plan) tier.Memory {

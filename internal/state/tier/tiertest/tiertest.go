@@ -239,7 +239,8 @@ func (f *file) Close() error { return nil }
 
 // check panics where direct I/O fails.
 func check(p []byte, offset int64) {
-	if uintptr(unsafe.Pointer(unsafe.SliceData(p)))%tier.Block != 0 || len(p)%tier.Block != 0 || offset%tier.Block != 0 {
+	address := uintptr(unsafe.Pointer(unsafe.SliceData(p)))
+	if address%tier.Block != 0 || len(p)%tier.Block != 0 || offset%tier.Block != 0 {
 		panic(fmt.Sprintf("%d bytes at %d are not aligned", len(p), offset))
 	}
 }
