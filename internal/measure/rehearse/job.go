@@ -463,6 +463,9 @@ func (p *Placement) Verdict() Verdict {
 	threads := 0
 	for _, shard := range p.Shards {
 		threads += len(shard.CPUs)
+		if shard.Tier != nil {
+			threads += shard.Tier.Lanes // each may wait for a disk in a thread of its own
+		}
 		arenas = append(arenas, shard.Arenas()...)
 	}
 	return NewVerdict(p.Planned, p.Host, p.Pages, arenas, threads, p.wouldFit)

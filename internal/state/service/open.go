@@ -333,7 +333,7 @@ func (s *Server) checkRoom(h *host.Host, planned *design, pages arena.Pages) err
 	if pages == arena.HugetlbPages {
 		pool = engine.HugetlbFree(h)
 	}
-	if short := h.Shortage(planned.workers+threadsBeside, largest); short != "" {
+	if short := h.Shortage(planned.workers+planned.lanes()+threadsBeside, largest); short != "" {
 		return protocol.DoesNotFit.Errorf("%s; raise that limit where the service is started", short)
 	}
 	available, counter := h.Memory.HeadroomWith(pool)
