@@ -246,7 +246,11 @@ func (s *Server) make(d protocol.AnyDocument, text []byte) (*session, error) {
 	}
 	err = s.keepArenas(made)
 	if err == nil {
-		err = populate() // every page, before open is answered, near the worker that uses it
+		// Every page, before open is answered, near the worker that uses it.
+		if err = populate(); err != nil {
+			s.forgetKept(made)
+			err = protocol.Storage.Errorf("%v", err)
+		}
 	}
 	if err == nil {
 		err = s.keepHeader(made)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -152,6 +153,44 @@ func TestAWindowHasToHaveRoom(t *testing.T) {
 	r := startService(t, tierVariable+"="+t.TempDir()+" 1")
 	_, err := servicetest.Open(r.Socket, testDocument())
 	wantError(t, err, protocol.DoesNotFit, "*raise --memory")
+}
+
+// TestADamagedTierIsNotOpened: the error names the file, nothing stays in memory, and the files stay as they are.
+func TestADamagedTierIsNotOpened(t *testing.T) {
+	folder := t.TempDir()
+	r := startService(t, onTier(folder)...)
+	s := begun(t, r.Socket, testDocument())
+	mustStep(t, s, 2)
+	if err := s.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	r.end()
+	path := filepath.Join(folder, "rank00000-bf16.1-of-1.data")
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	damaged := slices.Clone(whole)
+	for at := 5000; at < len(damaged); at += 20_000 { // in each part of each chunk
+		damaged[at] ^= 1
+	}
+	if err := os.WriteFile(path, damaged, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r = startService(t, onTier(folder)...)
+	_, err = servicetest.Open(r.Socket, testDocument())
+	wantError(t, err, protocol.Storage, "open: the tier of rank 0: "+path+": the parameters of chunk *have another "+
+		"checksum*the tier keeps the state of step 2")
+	if o := r.overview(t); len(o.Sessions)+len(o.SetAside) > 0 {
+		t.Errorf("the service has %v and %v", o.Sessions, o.SetAside)
+	}
+	if err := os.WriteFile(path, whole, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if s = mustOpen(t, r.Socket, testDocument()); s.Welcome.Step != 2 || fingerprint(t, s) !=
+		undisturbed(t, testDocument(), 2) {
+		t.Errorf("the files that are whole again have %+v", s.Welcome)
+	}
 }
 
 // TestRanksGoBackToOneStep where the power was lost after some of them had committed a step.
