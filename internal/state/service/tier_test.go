@@ -184,6 +184,13 @@ func TestADamagedTierIsNotOpened(t *testing.T) {
 	if o := r.overview(t); len(o.Sessions)+len(o.SetAside) > 0 {
 		t.Errorf("the service has %v and %v", o.Sessions, o.SetAside)
 	}
+	await(t, "the keeper to forget the arenas", func() bool {
+		kept := memfds(t, os.Getpid())
+		for _, file := range kept {
+			_ = file.Close()
+		}
+		return len(kept) == 0
+	})
 	if err := os.WriteFile(path, whole, 0o600); err != nil {
 		t.Fatal(err)
 	}
