@@ -23,7 +23,10 @@ func TestTiersAreRefused(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const small, locked = "rehearse --model ../../examples/config.json --steps 1", "another service or rehearsal has its tier"
+	const (
+		small  = "rehearse --model ../../examples/config.json --steps 1"
+		locked = "another service or rehearsal has its tier"
+	)
 	socket, free := filepath.Join(t.TempDir(), "socket"), " --tier "+t.TempDir()
 	for line, want := range map[string]string{
 		small + " --memory 1GiB":                                   "there is no --tier",
