@@ -162,7 +162,7 @@ var mutatedLines = []mutated{
 }
 
 // whole are flags that name no document that is read: they say what to write or where to listen.
-var whole = []string{"apply", "html", "learn", "out", "perfetto", "record", "report", "snapshot", "write"}
+var whole = []string{"apply", "html", "learn", "out", "perfetto", "record", "report", "snapshot", "tier", "write"}
 
 // TestMutatedLinesReadAllThatVerbsRead: every verb with an argument or a flag for a file has a line, and so has every
 // such flag.

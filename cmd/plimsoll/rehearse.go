@@ -10,6 +10,7 @@ import (
 
 	"plimsoll/internal/after/export"
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/machine/binding"
 	"plimsoll/internal/machine/host"
@@ -36,6 +37,7 @@ type rehearseOptions struct {
 		interval int
 	}
 	states      stateOptions
+	tier        tierOptions
 	trace       string // a file
 	format      report.Format
 	hostProfile string
@@ -59,6 +61,9 @@ does: to a device, which updates them, and back. Host memory stands in for the
 device. The step by the CPU is rehearsed beside it, and the result says on
 which road a trainer waits less.
 
+With --tier rehearse holds the state in files on disks, as the optimizer service
+does with this flag, and compares a step with what the disks do by themselves.
+
 With --steps 0 rehearse allocates nothing and only shows the plan.
 
 "plimsoll models" lists the models that --model knows by name.`,
@@ -67,6 +72,7 @@ With --steps 0 rehearse allocates nothing and only shows the plan.
     --ranks 2
   plimsoll rehearse --model llama-3-70b --world-size 8 --steps 0 --json
   plimsoll rehearse --model qwen2.5-0.5b --overlap forward --forward-ms 400
+  plimsoll rehearse --model qwen2.5-0.5b --tier /mnt/nvme --memory 512MiB
   plimsoll rehearse --model qwen2.5-0.5b --offload states --link-in 22 \
     --link-out 22 --forward-ms 400`,
 		Args: noArguments,
@@ -125,6 +131,7 @@ func rehearseFlags(c *cobra.Command, o *rehearseOptions) {
 		"step updates")
 	flags.IntVar(&o.zenFlow.interval, "update-interval", 4, "--overlap zenflow: the steps of which one updates all "+
 		"other columns")
+	tierFlags(c, &o.tier, tierOptions{memory: defaultTierMemory})
 	stateFlags(c, &o.states)
 	htmlFlag(c)
 	flags.StringVar(&o.trace, "perfetto", "", "also write what trainer and workers did in the last step to a `file` "+
@@ -145,7 +152,15 @@ func runRehearse(c *cobra.Command, o rehearseOptions) error {
 	}
 	o.request.Pace.TopKRatio = given(c, "topk-ratio", &o.zenFlow.ratio)
 	o.request.Pace.UpdateInterval = given(c, "update-interval", &o.zenFlow.interval)
+	if err := o.tier.check(c); err != nil {
+		return err
+	}
+	o.request.Tier = rehearse.TierRequest{Folders: o.tier.folders, Memory: ledger.Bytes(o.tier.memory)}
 	if o.states.what != "" {
+		if len(o.tier.folders) > 0 {
+			return fault.Inputf("--offload states is given, and --tier: states that go to a device rest in memory").
+				WithHint("leave one of the two out")
+		}
 		return runRehearseStates(c, o)
 	}
 	if err := o.states.refuse(c, o.request); err != nil {
@@ -170,6 +185,11 @@ func runRehearse(c *cobra.Command, o rehearseOptions) error {
 	verdict := placement.Verdict()
 	var measurement *rehearse.Measurement
 	if verdict.Fits && job.Steps > 0 {
+		release, err := placement.LockTier()
+		if err != nil {
+			return err
+		}
+		defer release()
 		progress := newProgress(os.Stderr, c.ErrOrStderr())
 		if measurement, err = placement.Run(interruptible(c), progress); err != nil {
 			return err

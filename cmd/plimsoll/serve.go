@@ -22,6 +22,7 @@ import (
 	"plimsoll/internal/machine/host"
 	"plimsoll/internal/run/launch"
 	"plimsoll/internal/state/service"
+	"plimsoll/internal/state/tier"
 )
 
 // serveOptions are the flags of the verb.
@@ -30,6 +31,8 @@ type serveOptions struct {
 	reserve          int
 	hostProfile      string
 	sums             string
+	tier             tierOptions
+	badTier          error // what is wrong with the tier of the environment
 	untilStdinCloses bool
 }
 
@@ -43,13 +46,19 @@ this host in shared memory, which the trainers have mapped too, and updates it
 for them. The state outlives a trainer that dies. It also outlives the service:
 serve starts the service again, which finishes the step that was under way.
 
+With --tier the state is in files on disks, and only a window of it in memory.
+It then outlives the host, too: a service that starts with the same --tier goes
+on from the last step. The environment says the same with PLIMSOLL_TIER and
+PLIMSOLL_TIER_MEMORY, also to the service of plimsoll run.
+
 "plimsoll run" has a service of its own; serve is for trainers that something
 else starts. It ends with SIGTERM or Ctrl-C, and finishes checkpoints that are
 being written first; a second signal ends it at once. As a systemd unit it
 inherits its socket (ListenSequentialPacket=) and keeps its memory
 (FileDescriptorStoreMax=).`,
 		Example: `  plimsoll serve --socket ~/.plimsoll/socket
-  plimsoll serve --socket ~/.plimsoll/socket --metrics 127.0.0.1:9464`,
+  plimsoll serve --socket ~/.plimsoll/socket --metrics 127.0.0.1:9464
+  plimsoll serve --socket ~/.plimsoll/socket --tier /mnt/nvme0,/mnt/nvme1`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return runServe(c, options) },
 	}
@@ -65,6 +74,9 @@ inherits its socket (ListenSequentialPacket=) and keeps its memory
 	choiceFlag(command, &options.sums, "sums", sums, "sums of the state, by which each step finds bits that have "+
 		"flipped in memory: VALUES. auto has them where they take no time. "+sumsVariable+" says the same, also to "+
 		"the service of plimsoll run", service.SumsNames)
+	var otherwise tierOptions
+	otherwise, options.badTier = tierOfService()
+	tierFlags(command, &options.tier, otherwise)
 	flags.BoolVar(&options.untilStdinCloses, "until-stdin-closes", false,
 		"end when stdin closes, as it does when the process at its other end dies")
 	return command
@@ -76,6 +88,12 @@ const sumsVariable = "PLIMSOLL_SUMS"
 func runServe(c *cobra.Command, o serveOptions) error {
 	if _, err := service.ParseSums(o.sums); err != nil {
 		return fault.Inputf("--sums (or %s) is %v", sumsVariable, err)
+	}
+	if o.badTier != nil && !c.Flags().Changed("memory") {
+		return &fault.Input{What: tierMemoryVariable, Err: o.badTier}
+	}
+	if err := o.tier.check(c); err != nil {
+		return err
 	}
 	ctx := interruptible(c)
 	given, err := service.Inherit()
@@ -100,12 +118,18 @@ func runServe(c *cobra.Command, o serveOptions) error {
 	if err := checkMetrics(o.metrics, logTo(c)); err != nil {
 		return err
 	}
+	release, err := lockTier(o.tier.folders)
+	if err != nil {
+		return err
+	}
+	release() // the service locks it
 	launch.SpareService()
 	if _, err := localHost(o.reserve); err != nil {
 		return err
 	}
 	keeper, err := keeperWith(o.socket, o.metrics, logTo(c), "--reserve", strconv.Itoa(o.reserve),
-		"--"+hostProfileFlagName, o.hostProfile, "--sums", o.sums)
+		"--"+hostProfileFlagName, o.hostProfile, "--sums", o.sums,
+		"--tier", strings.Join(o.tier.folders, ","), "--memory", strconv.FormatInt(int64(o.tier.memory), 10)+"B")
 	if err != nil {
 		return err
 	}
@@ -189,9 +213,14 @@ func localHost(reserve int) (*host.Host, error) {
 // serve is the service itself.
 func serve(ctx context.Context, c *cobra.Command, given *service.Inherited, o serveOptions) error {
 	hasState := len(given.Files) > 0
+	release, err := lockTier(o.tier.folders)
+	if err != nil {
+		return err
+	}
+	defer release()
 	server, err := service.NewServer(c.Root().Version, given,
 		func() (*host.Host, error) { return localHost(o.reserve) },
-		onceForRanks(hostProfile{o.hostProfile, 0, logTo(c)}), logTo(c))
+		onceForRanks(hostProfile{o.hostProfile, 0, logTo(c)}), o.tier.tier(), logTo(c))
 	if err != nil {
 		return err
 	}
@@ -217,6 +246,14 @@ func serve(ctx context.Context, c *cobra.Command, given *service.Inherited, o se
 		return fmt.Errorf("the optimizer service: %w", err)
 	}
 	return nil
+}
+
+// lockTier locks the folders of a tier until the function that it returns is called.
+func lockTier(folders []string) (release func(), err error) {
+	if release, err = tier.Lock(folders); err != nil {
+		return nil, &fault.Input{What: "--tier", Err: err}
+	}
+	return release, nil
 }
 
 func socketFlag(c *cobra.Command, socket *string) {

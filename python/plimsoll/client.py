@@ -119,12 +119,14 @@ class Holder(Connection):
             document["ranks_without_state"] = list(without)
         protocol.parse_number(self.call(Kind.COMMIT, protocol.pack_document(document)), Kind.COMMIT)
 
-    def close(self, *, give_back: bool = False) -> None:
-        """Ends the session. The state stays for who attaches next, unless it is given back."""
+    def close(self, *, give_back: bool = False, keep_tier: bool = False) -> None:
+        """Ends the session. The state stays for who attaches next, unless it is given back. With ``keep_tier`` the files of a
+        tier stay, which hold its last step.
+        """
         with self._lock:
             try:
                 if self._socket is not None:
-                    self.call(Kind.CLOSE, protocol.pack_flags(int(give_back)))
+                    self.call(Kind.CLOSE, protocol.pack_close(give_back, keep_tier))
             finally:
                 self.abandon()
 
@@ -293,6 +295,11 @@ class Session(Holder):
         """
         self.call(Kind.SET_STEP, protocol.pack_set_step(step, keep_own))
         self.step, self.initialized = step, True
+
+    def go_back(self, step: int) -> None:
+        """Makes the state before the last step the state: a tier still has it where ``opened.can_go_back`` says so."""
+        self.call(Kind.SET_STEP, protocol.pack_go_back(step))
+        self.step = step
 
     def own_steps(self) -> List[int]:
         """How many steps each parameter has had, in the order of the document: fewer than the state where it had no

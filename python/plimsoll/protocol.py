@@ -33,7 +33,8 @@ _ARRIVED = struct.Struct("<QQQ")
 _WITHOUT = struct.Struct("<QQQQ")
 _NO_GRADIENTS = 1
 _SET_STEP = struct.Struct("<QQ")
-_KEEP_OWN_STEPS = 1
+_KEEP_OWN_STEPS, _ROLL_BACK = 1, 2
+_GIVE_BACK, _KEEP_TIER = 1, 2
 OWN_STEPS = 4096  # of parameters that a request has at most
 _GROUP = struct.Struct(f"<{HYPERPARAMETERS}d")
 _ORDER = struct.Struct("<II")
@@ -126,6 +127,15 @@ def pack_missing(first: int, count: int, step: int) -> bytes:
 def pack_set_step(step: int, keep_own: bool) -> bytes:
     """The step of the state; with ``keep_own`` the parameters have had the steps of set_own_steps."""
     return _SET_STEP.pack(step, _KEEP_OWN_STEPS) if keep_own else _NUMBER.pack(step)
+
+
+def pack_go_back(step: int) -> bytes:
+    """The state before the last step, which a tier still has."""
+    return _SET_STEP.pack(step, _ROLL_BACK)
+
+
+def pack_close(give_back: bool, keep_tier: bool) -> bytes:
+    return pack_flags(_GIVE_BACK * give_back | _KEEP_TIER * (give_back and keep_tier))
 
 
 def pack_own_steps(first: int, steps: Sequence[int]) -> bytes:
@@ -315,11 +325,13 @@ class Opened:
     ``asked_factor``. ``accumulated`` times was added to the gradients since they were cleared, which was at
     ``cleared_step``; ``accumulating`` is the number of what is half added, 0 for nothing. ``arriving_step`` is a step that
     waits for the gradients of this process, ``torn_step`` one that some of the state has had before its trainer ended.
+    ``can_go_back`` says that a tier still has the state before the last step.
     """
 
     attached: bool
     initialized: bool
     step: int
+    can_go_back: bool
     prepared_step: int
     asked_step: int
     asked_factor: float
@@ -418,6 +430,7 @@ def parse_opened(result: bytes, elements: int) -> Opened:
         attached=_member(document, "attached", bool),
         initialized=_member(document, "initialized", bool),
         step=_member(document, "step", int),
+        can_go_back=_member(document, "can_go_back", bool),
         prepared_step=_member(document, "prepared_step", int),
         asked_step=_member(document, "asked_step", int),
         asked_factor=_asked_factor(document),

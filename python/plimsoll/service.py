@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import weakref
-from typing import List, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from plimsoll.errors import PlimsollError
 
@@ -37,10 +37,11 @@ class Service:
 
     It reads from a pipe that this process holds, and ends when that ends: with
     :meth:`close`, or with this process, however that ends. ``socket`` is the
-    path to give to :class:`plimsoll.Session`.
+    path to give to :class:`plimsoll.Session`. With a ``tier`` the state is in
+    files in these folders, with so much ``memory`` for what is under way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tier: Sequence[str] = (), memory: Optional[str] = None) -> None:
         # The name of a socket has at most 107 bytes.
         parent = tempfile.gettempdir()
         # The service makes the folder, and so removes it also where this
@@ -48,6 +49,11 @@ class Service:
         directory = os.path.join(parent if len(parent) <= 60 else "/tmp", f"plimsoll-{os.getpid()}-{secrets.token_hex(8)}")
         self.socket = os.path.join(directory, "socket")
         command: List[str] = [find_program(), "serve", "--socket", self.socket, "--until-stdin-closes"]
+        self.tier, self.memory = tuple(tier), memory
+        if tier:
+            command += ["--tier", ",".join(tier)]
+        if memory:
+            command += ["--memory", memory]
         # In a process group of its own: the interrupt of a terminal is this
         # process's to handle, and the state must outlive its handling.
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
@@ -85,7 +91,7 @@ _shared: "weakref.WeakValueDictionary[str, Service]" = weakref.WeakValueDictiona
 _sharing = threading.Lock()
 
 
-def shared_service(job: str) -> Tuple[Service, int]:
+def shared_service(job: str, tier: Sequence[str] = (), memory: Optional[str] = None) -> Tuple[Service, int]:
     """The service of this process for a job, and the instance that tells the caller's sessions there from those of others.
 
     The service is started for the first caller, and ends when none holds it any more.
@@ -93,7 +99,12 @@ def shared_service(job: str) -> Tuple[Service, int]:
     with _sharing:
         service = _shared.get(job)
         if service is None or service.process.poll() is not None:
-            service = _shared[job] = Service()
+            service = _shared[job] = Service(tier=tier, memory=memory)
+        elif (service.tier, service.memory) != (tuple(tier), memory):
+            raise PlimsollError(
+                f"this process has a service of job {job} with tier {list(service.tier)} and memory {service.memory}, and another "
+                f"optimizer asks for tier {list(tier)} and memory {memory}: give all optimizers of a job the same, or another job"
+            )
         return service, next(service.instances)
 
 

@@ -63,6 +63,19 @@ def test_the_program_of_state_offload(tmp_path, monkeypatch):
     assert names["training"]["scheduler"]["last_epoch"] == 3 and os.listdir("checkpoints") == ["step-00000003"]
 
 
+def test_the_program_of_a_tier(tmp_path):
+    model = GPT().bfloat16()
+    names = {"AdamW": plimsoll.torch.AdamW, "model": model}
+    for folder in ("nvme0", "nvme1"):
+        (tmp_path / folder).mkdir()
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tier.md").read_text(), re.DOTALL)
+    exec(compile(program.replace("/mnt", str(tmp_path)), "docs/tier.md", "exec"), names)
+    model.loss(batch(text(), 0, size=1)).backward()
+    names["optimizer"].step()
+    assert len(list(tmp_path.glob("nvme*/*.data"))) == 2 * len(list(tmp_path.glob("nvme0/*.index")))
+    names["optimizer"].close(give_back=True)
+
+
 def test_checkpoints_to_and_from_torch(tmp_path, monkeypatch):
     """The parameters are of two types: their order in a checkpoint is not that of the optimizer. One is not trained."""
     monkeypatch.chdir(tmp_path)

@@ -20,6 +20,7 @@ OPENED = {
     "asked_factor": 0.5,
     "arriving_step": 0,
     "torn_step": 0,
+    "can_go_back": False,
     "accumulated": 0,
     "accumulating": 0,
     "cleared_step": 0,
@@ -125,7 +126,7 @@ def test_changed_documents_are_refused(data):
     name = data.draw(st.sampled_from(sorted(where)))
     value = data.draw(VALUES)
     unchanged = type(value) is type(where[name]) and (
-        value == where[name] or name in ("step", "attached", "initialized", "service", "kernel", "name")
+        value == where[name] or name in ("step", "attached", "initialized", "can_go_back", "service", "kernel", "name")
     )
     # A larger mapping is as good.
     unchanged = unchanged and not (name == "step" and not 0 <= value < 2**63)

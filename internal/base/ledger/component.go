@@ -27,6 +27,7 @@ const (
 	GradientNormSums  Component = "gradient_norm_sums"
 	StepJournal       Component = "step_journal"
 	SessionHeader     Component = "session"
+	TierWindow        Component = "tier_window"
 	HeldStates        Component = "held_states"
 	HeldControl       Component = "held_control"
 	DeviceStandIn     Component = "device_stand_in"

@@ -50,6 +50,7 @@ type Request struct {
 	Workers          int // of each rank; 0 means one for each of its cores
 	Reserve          int // cores to leave to the system
 	Pace             PaceRequest
+	Tier             TierRequest
 }
 
 // Job is a rehearsal with everything decided except the host.
@@ -71,7 +72,8 @@ type Job struct {
 	// TrainerCores is the share of each rank's cores that is left to a trainer.
 	TrainerCores binding.TrainerShare
 	Kernel       kernel.Set
-	Pace         *Pace // nil for steps that follow each other at once
+	Pace         *Pace        // nil for steps that follow each other at once
+	Tier         *TierRequest // nil: all state is in memory
 	// Notes lists the assumptions, and where the job differs from the recipe.
 	Notes []string
 }
@@ -128,6 +130,9 @@ func (r Request) Resolve() (*Job, error) {
 		return nil, err
 	}
 	if j.EmbeddingMoments, err = r.chooseEmbeddingMoments(j.Format.Moments); err != nil {
+		return nil, err
+	}
+	if j.Tier, err = r.Tier.resolve(r.Pace); err != nil {
 		return nil, err
 	}
 	return j, j.pace(r.Pace, r.Clip)
@@ -349,7 +354,11 @@ func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 		if err != nil {
 			return nil, err
 		}
-		p.Shards = append(p.Shards, engine.ShardConfig{Rank: i, Layout: layout, Kernel: j.Kernel, CPUs: cpus})
+		config := engine.ShardConfig{Rank: i, Layout: layout, Kernel: j.Kernel, CPUs: cpus}
+		if err := j.putOnTier(&config); err != nil {
+			return nil, err
+		}
+		p.Shards = append(p.Shards, config)
 		if j.Pace != nil && j.Pace.Mode == overlap.ZenFlow {
 			config := p.Shards[i]
 			config.Part = importantPart
@@ -409,7 +418,7 @@ func (p *Placement) planMemory() {
 
 // StateBytes returns the size of the arenas before rounding to pages: the bytes that the parameters cost.
 func (p *Placement) StateBytes() ledger.Bytes {
-	return sum(p.allShards(), engine.ShardConfig.StateBytes)
+	return sum(p.allShards(), engine.ShardConfig.MemoryBytes)
 }
 
 // TrafficBytes returns the bytes that an update of all parameters moves, reads plus writes.
@@ -454,6 +463,9 @@ func (p *Placement) Verdict() Verdict {
 	threads := 0
 	for _, shard := range p.Shards {
 		threads += len(shard.CPUs)
+		if shard.Tier != nil {
+			threads += shard.Tier.Lanes // each may wait for a disk in a thread of its own
+		}
 		arenas = append(arenas, shard.Arenas()...)
 	}
 	return NewVerdict(p.Planned, p.Host, p.Pages, arenas, threads, p.wouldFit)

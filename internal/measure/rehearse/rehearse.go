@@ -69,6 +69,7 @@ func (p *Placement) Run(ctx context.Context, progress activity.Progress) (m *Mea
 		return nil, err
 	}
 	m = &Measurement{}
+	defer p.runLanes()()
 	begin := time.Now()
 	var mapped ledger.Bytes
 	for _, s := range t.all() {

@@ -93,9 +93,11 @@ func (t *training) step(i int) (Step, error) {
 		t.scaled.SetScale(step.LossScale)
 		backward = t.scaled.Write
 	}
-	t.each(func(s *engine.Shard, first int64, c kernel.Chunk) {
-		backward(s.Config().Rank, i, first, c.Gradient)
-	})
+	for _, s := range t.all() {
+		s.EachGradient(func(at shard.Chunk, gradient kernel.Array) {
+			backward(s.Config().Rank, i, at.First, gradient)
+		})
+	}
 
 	begin := time.Now()
 	result := t.engine.Step(step.LossScale)

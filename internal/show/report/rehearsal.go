@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/binding"
@@ -27,8 +28,9 @@ type Rehearsal struct {
 
 	BytesPerParameter BytesPerParameter `json:"bytes_per_parameter"`
 
-	LossScaling *LossScaling `json:"loss_scaling"` // null where no gradient is in fp16
-	Overlap     *Overlap     `json:"overlap"`      // null without a paced trainer
+	LossScaling *LossScaling   `json:"loss_scaling"` // null where no gradient is in fp16
+	Overlap     *Overlap       `json:"overlap"`      // null without a paced trainer
+	Tier        *RehearsedTier `json:"tier"`         // null where all state is in memory
 
 	Steps             []rehearse.Step `json:"steps"`
 	OptimizerSteps    int64           `json:"optimizer_steps"`     // without skipped steps
@@ -38,9 +40,11 @@ type Rehearsal struct {
 
 	// TrafficBytesPerParameter is the bytes that an update moves, reads plus writes. The norm reads the gradients
 	// once more.
-	TrafficBytesPerParameter     float64         `json:"traffic_bytes_per_parameter"`
-	NormTrafficBytesPerParameter int64           `json:"norm_traffic_bytes_per_parameter"`
-	MemoryBandwidth              MemoryBandwidth `json:"memory_bandwidth"`
+	TrafficBytesPerParameter     float64 `json:"traffic_bytes_per_parameter"`
+	NormTrafficBytesPerParameter int64   `json:"norm_traffic_bytes_per_parameter"`
+	// MemoryBandwidth compares updates with what the memory does by itself or, with a tier, with what the disks do. The
+	// bytes are then those that a step reads from the disks and writes there.
+	MemoryBandwidth MemoryBandwidth `json:"memory_bandwidth"`
 
 	GrowthAfterFirstStep ledger.Bytes `json:"growth_after_first_step_bytes"`
 	ProcessSteady        ledger.Bytes `json:"process_steady_bytes"`
@@ -84,6 +88,26 @@ type RehearsedJob struct {
 	ArenaPages          string           `json:"arena_pages"`
 	WorkersOnHost       int              `json:"workers_on_host"`
 	RehearsedStepsCount int              `json:"rehearsed_steps"`
+}
+
+// RehearsedTier is the tier on disks.
+type RehearsedTier struct {
+	Folders []string     `json:"folders"`
+	Files   ledger.Bytes `json:"file_bytes"`
+	Window  ledger.Bytes `json:"window_bytes"`
+	Lanes   int          `json:"lanes"` // of each rank: chunks that are read, updated or written at a time
+	// StepReads and StepWrites are what a step moves. The writes wear the disks.
+	StepReads  ledger.Bytes `json:"step_read_bytes"`
+	StepWrites ledger.Bytes `json:"step_written_bytes"`
+}
+
+func newRehearsedTier(p *rehearse.Placement) *RehearsedTier {
+	if p.Tier == nil {
+		return nil
+	}
+	b := p.TierBytes()
+	return &RehearsedTier{Folders: p.Tier.Folders, Files: b.Files, Window: b.Window, Lanes: b.Lanes,
+		StepReads: b.StepReads, StepWrites: b.StepWrites}
 }
 
 // LossScaling is the settings of the loss scaler, by DeepSpeed's names, and its results.
@@ -166,6 +190,7 @@ func NewRehearsal(version string, p *rehearse.Placement, v rehearse.Verdict, m *
 		NormTrafficBytesPerParameter: p.Format.Gradient.Size(),
 		LossScaling:                  newLossScaling(p.Job),
 		Overlap:                      newOverlap(p, m),
+		Tier:                         newRehearsedTier(p),
 		Steps:                        []rehearse.Step{},
 		Ledger:                       ledger.Compare(p.Planned, nil),
 		Notes:                        append([]string{}, p.Notes...),
@@ -206,6 +231,9 @@ func (r *Rehearsal) measured(p *rehearse.Placement, m *rehearse.Measurement) {
 	seconds := of(func(s rehearse.Step) float64 { return s.Seconds })
 	r.StepSecondsMedian, r.StepSecondsMin, r.StepSecondsMax = seconds.Median, seconds.Min, seconds.Max
 	updateBytes := float64(p.TrafficBytes())
+	if t := r.Tier; t != nil {
+		updateBytes = float64(t.StepReads + t.StepWrites)
+	}
 	fractions := of(func(s rehearse.Step) float64 { return s.TrafficSeconds / s.UpdateSeconds })
 	withNorm := 1 + float64(p.Format.Gradient.Size())/r.TrafficBytesPerParameter
 	limit := of(func(s rehearse.Step) float64 { return s.TrafficSeconds }).Median
@@ -305,6 +333,11 @@ func (r *Rehearsal) facts() Facts {
 		f.add("ranks", "%d here of %d, %s of %s parameters on this host", r.Job.Ranks, r.Job.WorldSize,
 			ledger.Count(r.Job.ParametersOnHost), ledger.Count(r.Model.Parameters))
 	}
+	if t := r.Tier; t != nil {
+		f.add("tier", "%v of files in %s; %v of memory, for %s at a time in each rank", t.Files,
+			strings.Join(t.Folders, ", "), t.Window, counted(int64(t.Lanes), "chunk"))
+		f.add("wear", "a step reads %v from the disks and writes %v there", t.StepReads, t.StepWrites)
+	}
 	if l := r.LossScaling; l != nil {
 		f.add("loss scale", "%s", l.rule())
 		if len(r.Steps) > 0 {
@@ -314,8 +347,9 @@ func (r *Rehearsal) facts() Facts {
 	if b := r.MemoryBandwidth; r.OptimizerSteps > 0 {
 		f.add("optimizer step", "%s median, %s to %s over %d steps", seconds(r.StepSecondsMedian),
 			seconds(r.StepSecondsMin), seconds(r.StepSecondsMax), r.OptimizerSteps)
-		f.add("update", "%.1f GB/s, %s: it moves %.1f GB/s in the same %s B/parameter", b.Update/1e9, b.bound(),
-			b.Limit/1e9, shortBytes(r.TrafficBytesPerParameter))
+		what, moves := r.limited()
+		f.add("update", "%.1f GB/s, %s: it moves %.1f GB/s in the same %s", b.Update/1e9, b.bound(what), b.Limit/1e9,
+			moves)
 	}
 	if len(r.Steps) > 0 {
 		f.add("process", "%v steady, %v peak, %v since the first step", r.ProcessSteady, r.ProcessPeak,
@@ -431,16 +465,30 @@ func (r *Rehearsal) VerdictLine() string {
 	if r.OptimizerSteps == 0 {
 		return fits + "; every step overflowed, and none was measured: use more --steps or a smaller loss scale"
 	}
-	return fits + fmt.Sprintf(", a step takes %s at %s", seconds(r.StepSecondsMedian), r.MemoryBandwidth.bound())
+	return fits + fmt.Sprintf(", a step takes %s at %s", seconds(r.StepSecondsMedian), r.boundOfStep())
 }
 
 // bound says how near an update comes to the speed of memory. Other programs use the memory, too: the limit is then
 // measured at another speed than the update, and the fraction may exceed 1.
-func (b *MemoryBandwidth) bound() string {
+func (b *MemoryBandwidth) bound(what string) string {
 	if b.Fraction > 1 {
-		return fmt.Sprintf("the speed of memory (noisy host: %.0f to %.0f %%)", 100*b.least, 100*b.most)
+		return fmt.Sprintf("the speed of %s (noisy host: %.0f to %.0f %%)", what, 100*b.least, 100*b.most)
 	}
-	return fmt.Sprintf("%.0f %% of memory bandwidth", 100*b.Fraction)
+	return fmt.Sprintf("%.0f %% of %s bandwidth", 100*b.Fraction, what)
+}
+
+// boundOfStep is bound for what limits a step.
+func (r *Rehearsal) boundOfStep() string {
+	what, _ := r.limited()
+	return r.MemoryBandwidth.bound(what)
+}
+
+// limited says what limits a step, and what it moves there.
+func (r *Rehearsal) limited() (what, moves string) {
+	if t := r.Tier; t != nil {
+		return "disk", (t.StepReads + t.StepWrites).String()
+	}
+	return "memory", shortBytes(r.TrafficBytesPerParameter) + " B/parameter"
 }
 
 // plannedLine returns the first line where nothing was measured.

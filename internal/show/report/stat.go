@@ -35,6 +35,13 @@ func (s Stat) Page() *Page {
 			facts.add("waiting", "rank%d/%s: step %d waits for gradients", x.Rank, x.Part, x.Step+1)
 		}
 	}
+	for _, x := range s.Sessions {
+		if t := x.Tier; t != nil {
+			facts.add("tier", "rank%d/%s: %v in %s, a window of %v; a step writes %v; %v written since %v ago", x.Rank,
+				x.Part, t.Bytes, strings.Join(t.Folders, ", "), t.Window, t.StepWrites, ledger.Bytes(t.Written),
+				time.Duration(s.Seconds*float64(time.Second)).Round(time.Second))
+		}
+	}
 	p := &Page{Title: "Optimizer service", Sections: []Section{{facts}}, Document: s.Overview}
 	switch {
 	case len(s.Sessions) > 0:

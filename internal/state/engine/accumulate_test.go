@@ -269,7 +269,8 @@ func breakOffWrite(s *Shard, random *rand.Rand, number, first int, values []floa
 				to = block
 			}
 		}
-		s.writeUnit(free, unit, number, from-place, values[from-first:to-first])
+		held := c.state()
+		s.writeUnit(free, unit, &held, number, from-place, values[from-first:to-first])
 		if !broken {
 			continue
 		}

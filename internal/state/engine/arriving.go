@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"fmt"
 	"math/bits"
 	"slices"
 	"sync"
@@ -108,6 +109,9 @@ func (a *arrivals) isIdle() bool {
 // If the process ends meanwhile, the next one goes on after [Shard.Finish]: it is told again of all gradients that have
 // arrived.
 func (s *Shard) BeginArriving(u Update, then func()) error {
+	if s.tier != nil {
+		return fmt.Errorf("step %d cannot begin before its gradients are there: the state is on a tier", u.Step)
+	}
 	if err := s.MayBegin(u); err != nil {
 		return err
 	}

@@ -32,6 +32,8 @@ type ShardConfig struct {
 	// Sums has a sum of every stream of every chunk that the trainer does not map. Every step verifies and renews
 	// them.
 	Sums bool
+	// Tier has what the trainer does not map in files, and a window of it in memory. Nil: all of it is in memory.
+	Tier *Tier
 	// Observe is called by a worker after each chunk that it has updated and each norm
 	// block that it has read, with the time when it began. It may be nil.
 	Observe func(worker int, work Work, began time.Time)
@@ -64,7 +66,12 @@ func (c *ShardConfig) observe(worker int, work Work, began time.Time) {
 func (c ShardConfig) Arenas() []arena.Plan {
 	var plans []arena.Plan
 	for _, stream := range c.Streams {
-		plans = append(plans, arenaOf(stream))
+		if !c.onTier(stream) {
+			plans = append(plans, arenaOf(stream))
+		}
+	}
+	if c.Tier != nil {
+		plans = append(plans, c.windowArena())
 	}
 	blocks := c.normBlocks()
 	plans = append(plans, arena.Plan{
@@ -99,6 +106,9 @@ func (c ShardConfig) normBlocks() int64 { return (c.Elements + normBlock - 1) / 
 func (c ShardConfig) validate() error {
 	if c.Layout == nil || c.Elements == 0 {
 		return errors.New("a shard without parameters")
+	}
+	if c.Tier != nil && c.Tier.Lanes < 1 {
+		return errors.New("a tier with a window of no chunk")
 	}
 	return nil
 }

@@ -23,6 +23,7 @@ import (
 	"plimsoll/internal/state/optim"
 	"plimsoll/internal/state/optim/kernel"
 	"plimsoll/internal/state/shard"
+	"plimsoll/internal/state/tier"
 )
 
 // crashCase is a shard whose steps are broken off.
@@ -316,7 +317,8 @@ func TestMain(m *testing.M) {
 func runCrashChild(text string) error {
 	var number, workers int
 	var set kernel.Set
-	if _, err := fmt.Sscan(text, &number, &workers, &set); err != nil {
+	var folder string // of a tier, if there is one
+	if n, err := fmt.Sscan(text, &number, &workers, &set, &folder); n < 3 {
 		return err
 	}
 	list, err := usableCPUs(workers)
@@ -324,6 +326,9 @@ func runCrashChild(text string) error {
 		return err
 	}
 	config := crashCases()[number].with(list, set)
+	if folder != "" {
+		config.Tier = crashCases()[number].tierOn(tier.HostDisk{}, 3, folder)
+	}
 	files := map[string]*os.File{}
 	for i, plan := range config.Arenas() {
 		files[plan.Name] = os.NewFile(uintptr(3+i), plan.Name)
@@ -341,7 +346,7 @@ func runCrashChild(text string) error {
 	for s.Wait(); ; {
 		s.SetOrder(randomRanges(s, random, 4))
 		begin, arrive := beginNext, func(*Shard, *rand.Rand, func(shard.Range)) {}
-		if random.IntN(2) == 0 {
+		if folder == "" && random.IntN(2) == 0 {
 			begin, arrive = beginNextArriving, arriveAnyhow
 		}
 		if err := begin(s); err != nil {
@@ -355,9 +360,10 @@ func runCrashChild(text string) error {
 }
 
 // startCrashChild starts a process that makes steps over the arenas of a shard.
-func startCrashChild(t *testing.T, s *Shard, number, workers int, set kernel.Set) *exec.Cmd {
+func startCrashChild(t *testing.T, s *Shard, number, workers int, set kernel.Set, folder ...string) *exec.Cmd {
 	command := exec.Command(os.Args[0])
-	command.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %d", crashVariable, number, workers, set))
+	command.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %d %s", crashVariable, number, workers, set,
+		strings.Join(folder, "")))
 	command.Stderr = os.Stderr
 	for _, a := range s.Arenas() {
 		command.ExtraFiles = append(command.ExtraFiles, a.File())

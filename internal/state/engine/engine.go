@@ -133,9 +133,10 @@ func (e *Engine) gradientNorm() float64 {
 // Traffic moves the bytes that the update of a step moves, without its arithmetic.
 // The state does not change, except for parameter copies that an update only
 // writes: see kernel.Set.Traffic.
+// Shards on a tier move what a step reads from the disks and writes there, and nothing else.
 func (e *Engine) Traffic() {
 	for _, s := range e.shards {
-		s.startChunks(helping, s.moveChunk)
+		s.startTraffic()
 	}
 	for _, s := range e.shards {
 		s.wait()

@@ -70,9 +70,17 @@ func (c ShardConfig) journalLayout() journalLayout {
 	l.own[1] = l.own[0] + wholeLines(8*sections)
 	l.done = l.own[1] + wholeLines(8*sections)
 	l.sums = l.done + wholeLines(8*int64(c.Chunks))
-	l.slotsBegin = l.sums + wholeLines(8*int64(c.Chunks)*int64(len(c.summed())))
+	_, _, l.slotsBegin = c.tierLayout(l.sums)
 	l.size = l.slotsBegin + l.slots*l.slotSize
 	return l
+}
+
+// tierLayout returns where the numbers of a tier begin, which follow the sums, and where they end. Without a tier they
+// take nothing.
+func (c ShardConfig) tierLayout(sums int64) (entries, lanes, end int64) {
+	entries = sums + wholeLines(8*int64(c.Chunks)*int64(len(c.summed())))
+	lanes = entries + wholeLines(8*int64(c.entries()))
+	return entries, lanes, lanes + wholeLines(8*int64(c.lanes()))
 }
 
 // wholeLines rounds a size up to full cache lines.
@@ -86,7 +94,7 @@ func (c ShardConfig) journalArena() arena.Plan {
 		Why: fmt.Sprintf("%d B x %d slots: undo logs of what each worker is changing; 8 B x %s chunks: which of them "+
 			"are done; %d B: step, and the constants and steps of %s parameters%s; rounded up to lines of %d B",
 			l.slotSize, l.slots, ledger.Count(int64(c.Chunks)), l.done, ledger.Count(int64(len(c.Sections()))),
-			c.whySums(), cacheLine),
+			c.whySums()+c.whyEntries(), cacheLine),
 	}
 }
 
@@ -102,8 +110,11 @@ func (c ShardConfig) whySums() string {
 // fingerprint identifies everything that the layout and the meaning of the journal
 // depend on.
 func (c ShardConfig) fingerprint() [sha256.Size]byte {
-	return sha256.Sum256(fmt.Appendf(nil, "%d %d %v %v %v",
-		c.ChunkElements, c.Elements, c.Format, c.Sections(), c.journalLayout()))
+	text := fmt.Appendf(nil, "%d %d %v %v %v", c.ChunkElements, c.Elements, c.Format, c.Sections(), c.journalLayout())
+	if c.Tier != nil {
+		text = fmt.Appendf(text, " %d lanes", c.Tier.Lanes)
+	}
+	return sha256.Sum256(text)
 }
 
 // openJournal lays the progress out over the arena of the journal.
@@ -121,6 +132,11 @@ func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
 	p.chunkSums.streams = c.summed()
 	if n := c.Chunks * len(p.chunkSums.streams); n > 0 {
 		p.chunkSums.list = unsafe.Slice(at[atomic.Uint64](bytes, l.sums), n)
+	}
+	if n := c.entries(); n > 0 {
+		entries, lanes, _ := c.tierLayout(l.sums)
+		p.entries = unsafe.Slice(at[atomic.Uint64](bytes, entries), n)
+		p.lanes = unsafe.Slice(at[checked.Int](bytes, lanes), c.lanes())
 	}
 	for i := range l.slots {
 		begin := l.slotsBegin + i*l.slotSize

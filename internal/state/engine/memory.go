@@ -18,6 +18,7 @@ type memory struct {
 	chunks   []shard.Chunk // by number: to find one takes longer than to read one
 	gradient kernel.Array  // of all sections
 	sums     []float64     // of squares, one for each norm block
+	tier     *tiered       // nil: all streams are in memory
 }
 
 // section is the state of a section.
@@ -40,7 +41,7 @@ func (m *memory) chunk(number int) chunk {
 	return chunk{c, &m.sections[c.Section]}
 }
 
-// state returns the memory of the chunk.
+// state returns the memory of the chunk, without what is on a tier.
 func (c chunk) state() kernel.Chunk {
 	first := int(c.First - c.section.first)
 	return c.section.state.Slice(first, first+int(c.Count))
@@ -50,9 +51,13 @@ func (c chunk) state() kernel.Chunk {
 func (m *memory) divide() {
 	m.gradient = kernel.Array{Type: m.config.Format.Gradient, Data: m.Arena(ledger.Gradients).Bytes()}
 	m.sums = arena.View[float64](m.Arena(ledger.GradientNormSums))
-	var streams [][]byte
-	for i := range m.config.Streams {
-		streams = append(streams, m.arenas[i].Bytes())
+	streams := make([][]byte, len(m.config.Streams))
+	next := 0
+	for i, stream := range m.config.Streams {
+		if !m.config.onTier(stream) {
+			streams[i] = m.arenas[next].Bytes()
+			next++
+		}
 	}
 	for number, config := range m.config.Sections() {
 		full := m.config.Section(number)

@@ -27,6 +27,8 @@ type progress struct {
 	slots     []slot         // of each worker; none without a journal
 	writing   *checked.Flag  // whether slots are undo logs of a write of moments
 	chunkSums sums
+	entries   []atomic.Uint64 // of the parts of chunks on a tier
+	lanes     []checked.Int   // by lane: 1 more than the chunk that it holds and the tier has not; 0 for none
 }
 
 // constants are the constants of an update, with their checksum.
@@ -90,6 +92,7 @@ func newProgress(c ShardConfig) progress {
 	}
 	p.chunkSums.streams = c.summed()
 	p.chunkSums.list = make([]atomic.Uint64, c.Chunks*len(p.chunkSums.streams))
+	p.entries, p.lanes = make([]atomic.Uint64, c.entries()), make([]checked.Int, c.lanes())
 	p.init()
 	return p
 }
@@ -142,6 +145,11 @@ func (p *progress) listed(yield func(at place, word *checked.Word) bool) {
 	}
 	for i := range p.done {
 		if !yield(place{"mark of chunk", i}, &p.done[i]) {
+			return
+		}
+	}
+	for i := range p.lanes {
+		if !yield(place{"chunk of lane", i}, &p.lanes[i].Word) {
 			return
 		}
 	}

@@ -36,6 +36,7 @@ type Shard struct {
 	current  update
 	// Bound once: a step allocates nothing.
 	updateChunk, sumBlock, moveChunk func(worker, unit int)
+	updateHeld                       func(worker, unit int, state kernel.Chunk)
 	takeUrgent                       func(unit int) bool
 	walkArrived                      func(worker int)
 
@@ -65,7 +66,7 @@ func NewShard(c ShardConfig) (*Shard, error) {
 		head.init(c)
 		s.progress.init()
 		return nil
-	})
+	}, false)
 }
 
 // AttachShard maps the arenas of a shard that another process has made, from their
@@ -79,7 +80,7 @@ func AttachShard(c ShardConfig, files map[string]*os.File) (*Shard, error) {
 			return nil, fmt.Errorf("arena %s of %v: there is no file of that name", plan.Name, plan.Size)
 		}
 		return arena.Attach(plan.Name, plan.Size, c.Pages, file)
-	}, func(s *Shard, head *journalHead) error { return s.checkJournal(head) })
+	}, func(s *Shard, head *journalHead) error { return s.checkJournal(head) }, true)
 }
 
 // Adopt makes the files of an attached shard its own: Close closes them.
@@ -95,6 +96,7 @@ func open(
 	c ShardConfig,
 	arenaOf func(arena.Plan) (*arena.Arena, error),
 	journal func(*Shard, *journalHead) error,
+	attached bool,
 ) (*Shard, error) {
 	if err := c.validate(); err != nil {
 		return nil, fmt.Errorf("rank %d: %w", c.Rank, err)
@@ -102,14 +104,17 @@ func open(
 	s := &Shard{memory: memory{config: c}}
 	s.updateChunk, s.sumBlock, s.moveChunk = s.updateNext, s.sumSquaresOfBlock, s.moveUnit
 	s.takeUrgent, s.walkArrived = s.takeIfArrived, s.updateArrived
+	s.updateHeld = s.updateOnTier
 	s.current.watchers.moved.L = &s.current.watchers.mutex
-	if err := s.open(arenaOf, journal); err != nil {
+	if err := s.open(arenaOf, journal, attached); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }
 
-func (s *Shard) open(arenaOf func(arena.Plan) (*arena.Arena, error), journal func(*Shard, *journalHead) error) error {
+func (s *Shard) open(
+	arenaOf func(arena.Plan) (*arena.Arena, error), journal func(*Shard, *journalHead) error, attached bool,
+) error {
 	for _, plan := range s.config.Arenas() {
 		a, err := arenaOf(plan)
 		if err != nil {
@@ -135,7 +140,10 @@ func (s *Shard) open(arenaOf func(arena.Plan) (*arena.Arena, error), journal fun
 		cpus = cpus[:min(len(cpus), len(s.slots))]
 	}
 	s.pass.caught = s.catch
-	return s.pass.open(s.config.Rank, cpus)
+	if err := s.pass.open(s.config.Rank, cpus); err != nil || s.config.Tier == nil {
+		return err
+	}
+	return s.openTier(attached)
 }
 
 // Config returns the configuration that the shard was made from.
@@ -144,8 +152,9 @@ func (s *Shard) Config() ShardConfig { return s.config }
 // Close ends the workers and unmaps the arenas.
 func (s *Shard) Close() error {
 	s.pass.close()
+	err := s.tier.close()
 	s.progress = progress{}
-	return s.memory.close()
+	return errors.Join(err, s.memory.close())
 }
 
 // sumSquaresOfBlock adds up the squares of a norm block. It does nothing if they
@@ -207,15 +216,21 @@ func (s *Shard) Each(body func(at shard.Chunk, state kernel.Chunk)) { s.EachOf(s
 func (s *Shard) EachOf(r shard.Range, body func(at shard.Chunk, state kernel.Chunk)) {
 	defer s.scrubbing.keepOut()()
 	s.noted.lose()
-	s.start(s.config.ChunksOf(r), apart, func(_, unit int) {
-		c := s.chunk(unit)
-		state := c.state()
+	s.eachState(s.config.ChunksOf(r), apart, changes, func(_, unit int, state kernel.Chunk) {
 		if !s.isSound(unit, &state) {
 			return
 		}
 		s.chunkSums.void(unit)
-		body(c.Chunk, state)
+		body(s.chunks[unit], state)
 		s.chunkSums.renew(unit, &state)
+	})
+}
+
+// EachGradient has the workers call body with the gradients of every chunk, as [Shard.Each] does with its state.
+func (s *Shard) EachGradient(body func(at shard.Chunk, gradient kernel.Array)) {
+	s.startChunks(apart, func(_, unit int) {
+		c := s.chunk(unit)
+		body(c.Chunk, c.state().Gradient)
 	})
 	s.wait()
 }

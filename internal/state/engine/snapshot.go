@@ -13,6 +13,7 @@ import (
 type Snapshot struct {
 	shard *Shard
 	copy  func(at shard.Chunk, state kernel.Chunk) error
+	sound func(unit int, state kernel.Chunk) error // copySound, bound once
 
 	mutex   sync.Mutex
 	changed sync.Cond
@@ -41,7 +42,7 @@ func (s *Shard) Snapshot(copy func(at shard.Chunk, state kernel.Chunk) error) *S
 		panic("engine: a snapshot while a step is under way")
 	}
 	x := &Snapshot{shard: s, copy: copy, states: make([]copyState, s.config.Chunks)}
-	x.changed.L = &x.mutex
+	x.changed.L, x.sound = &x.mutex, x.copySound
 	if !s.snapshot.CompareAndSwap(nil, x) {
 		panic("engine: a snapshot while another is being taken")
 	}
@@ -62,7 +63,7 @@ func (x *Snapshot) Run(ctx context.Context, pace func(context.Context) error) er
 		if ctx.Err() != nil {
 			x.fail(context.Cause(ctx))
 		}
-		if !x.copyOnWrite(unit) {
+		if !x.copyOnWrite(unit, nil) {
 			break
 		}
 	}
@@ -76,8 +77,8 @@ func (x *Snapshot) Run(ctx context.Context, pace func(context.Context) error) er
 }
 
 // copyOnWrite copies a chunk, unless that was done, and returns when the chunk may be
-// changed. It reports whether the snapshot can still become complete.
-func (x *Snapshot) copyOnWrite(unit int) bool {
+// changed. It reports whether the snapshot can still become complete. A caller that has the chunk's state gives it.
+func (x *Snapshot) copyOnWrite(unit int, held *kernel.Chunk) bool {
 	x.mutex.Lock()
 	defer x.mutex.Unlock()
 	for x.states[unit] == beingCopied {
@@ -87,14 +88,7 @@ func (x *Snapshot) copyOnWrite(unit int) bool {
 		x.states[unit] = beingCopied
 		x.copying++
 		x.mutex.Unlock()
-		c := x.shard.chunk(unit)
-		state := c.state()
-		var err error
-		if x.shard.isSound(unit, &state) {
-			err = x.copy(c.Chunk, state)
-		} else {
-			err = x.shard.Err()
-		}
+		err := x.shard.withState(unit, held, x.sound)
 		x.mutex.Lock()
 		x.states[unit] = copied
 		x.copying--
@@ -102,6 +96,14 @@ func (x *Snapshot) copyOnWrite(unit int) bool {
 		x.changed.Broadcast()
 	}
 	return x.err == nil
+}
+
+// copySound copies a chunk whose sums are right.
+func (x *Snapshot) copySound(unit int, state kernel.Chunk) error {
+	if !x.shard.isSound(unit, &state) {
+		return x.shard.Err()
+	}
+	return x.copy(x.shard.chunks[unit], state)
 }
 
 func (x *Snapshot) fail(err error) {

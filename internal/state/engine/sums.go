@@ -143,6 +143,10 @@ func (s *Shard) damagedAt(damaged uint64) error {
 	}
 	c := s.chunk(unit)
 	state := c.state()
+	if s.tier != nil {
+		return fmt.Errorf("rank %d: chunk %d (elements %d to %d), which was read from the tier, has another sum than "+
+			"step %d has written: %w; %s", s.config.Rank, unit, c.First, c.End(), s.Steps(), ErrDamaged, remedy)
+	}
 	memory := state.Summed(s.chunkSums.streams[number])
 	if len(memory) == 0 { // the chunk has no such stream: its sum alone can have changed
 		name, offset := s.placeOf(unsafe.Pointer(&s.chunkSums.of(unit)[number]))
@@ -187,12 +191,12 @@ func (s *scrubbing) set(changing bool) {
 }
 
 // Scrub verifies the sums of the next chunk, unless the shard is being changed, and returns how many bytes it has read.
-// Any goroutine may call it.
+// Any goroutine may call it. It leaves a tier alone, whose chunks are verified when they are read.
 func (s *Shard) Scrub() (bytes int64) {
 	defer s.catch()
 	s.scrubbing.mutex.Lock()
 	defer s.scrubbing.mutex.Unlock()
-	if s.Err() != nil || s.scrubbing.changing || s.isUnderway() {
+	if s.Err() != nil || s.scrubbing.changing || s.isUnderway() || s.tier != nil {
 		return 0
 	}
 	unit := s.scrubbing.next % s.config.Chunks
@@ -208,12 +212,10 @@ func (s *Shard) Scrub() (bytes int64) {
 // ViewOf has the workers call body for the chunks with elements of a range, as [Shard.EachOf] does. body only reads,
 // and only chunks whose sums are right. ViewOf returns the damage that it finds.
 func (s *Shard) ViewOf(r shard.Range, body func(at shard.Chunk, state kernel.Chunk)) error {
-	s.start(s.config.ChunksOf(r), apart, func(_, unit int) {
-		c := s.chunk(unit)
-		if state := c.state(); s.isSound(unit, &state) {
-			body(c.Chunk, state)
+	s.eachState(s.config.ChunksOf(r), apart, reads, func(_, unit int, state kernel.Chunk) {
+		if s.isSound(unit, &state) {
+			body(s.chunks[unit], state)
 		}
 	})
-	s.wait()
 	return s.Err()
 }

@@ -144,11 +144,13 @@ func (s *Shard) Finish() bool {
 		s.ClearGradients()
 	}
 	if !s.isUnderway() {
+		s.writeHeld()
 		return false
 	}
 	for _, slot := range s.slots {
 		s.resume(slot)
 	}
+	s.writeHeld()
 	left := int64(0)
 	for unit := range s.done {
 		if !s.isDone(unit) {
@@ -156,6 +158,9 @@ func (s *Shard) Finish() bool {
 		}
 	}
 	if left == 0 {
+		if !s.commitOnce() {
+			return false
+		}
 		s.end()
 		return true
 	}
@@ -174,7 +179,11 @@ func (s *Shard) run(left int64) {
 	s.queue.begin()
 	s.current.underway.Store(s.begun.Load())
 	s.current.left.Store(left)
-	if s.isArriving() {
+	switch {
+	case s.tier != nil:
+		s.startUpdateOnTier()
+		return
+	case s.isArriving():
 		s.startArriving()
 		return
 	}
@@ -197,7 +206,7 @@ func (s *Shard) updateUnit(worker, unit int) {
 	if s.isDone(unit) {
 		return // another process has updated it
 	}
-	if !s.makeUpdate(worker, unit) {
+	if state := s.chunk(unit).state(); !s.makeUpdate(worker, unit, &state) {
 		return
 	}
 	if s.isArriving() {
@@ -216,27 +225,26 @@ func (s *Shard) end() {
 }
 
 // makeUpdate updates a chunk. It reports whether the chunk had the sums that it should have had.
-func (s *Shard) makeUpdate(worker, unit int) bool {
+func (s *Shard) makeUpdate(worker, unit int, state *kernel.Chunk) bool {
 	c := s.chunk(unit)
 	if s.isLeft(c.Section) {
 		s.noted.none(unit)
 		s.setDone(unit)
 		return true
 	}
-	state := c.state()
 	if x := s.snapshot.Load(); x != nil {
-		x.copyOnWrite(unit)
+		x.copyOnWrite(unit, state)
 	}
 	began := s.config.begin()
 	switch {
 	case s.chunkSums.any() || s.noted.on():
-		if !s.updateSummed(worker, unit, c, &state) {
+		if !s.updateSummed(worker, unit, c, state) {
 			return false
 		}
 	case s.slots == nil:
-		s.config.Kernel.Update(c.section.format, s.constantsOf(c), state)
+		s.config.Kernel.Update(c.section.format, s.constantsOf(c), *state)
 	default:
-		s.change(s.slots[worker], unit)
+		s.change(s.slots[worker], unit, state)
 	}
 	s.config.observe(worker, Work{Elements: c.Range}, began) // before the end is told: then nobody is observed any more
 	s.setDone(unit)
@@ -293,8 +301,8 @@ func (s *Shard) WaitRange(r shard.Range) {
 
 // waitForEnd returns at once, unless all chunks are done: then it waits until the step is finished.
 func (s *Shard) waitForEnd() {
-	if s.isOver() || s.current.left.Load() > int64(s.workers.Count()) {
-		return // a worker counts the chunk that it has done before it takes another
+	if s.isOver() || s.current.left.Load() > int64(s.workers.Count()+s.config.lanes()) {
+		return // a worker counts the chunk that it has done before it takes another, and so does a lane
 	}
 	for unit := range s.done {
 		if !s.isDone(unit) {
@@ -327,15 +335,15 @@ func (w *watchers) wake() {
 }
 
 // change updates a chunk and keeps an undo log of it.
-func (s *Shard) change(slot slot, unit int) {
+func (s *Shard) change(slot slot, unit int, state *kernel.Chunk) {
 	slot.begin(unit)
-	s.updateFrom(slot, unit, 0)
+	s.updateFrom(slot, unit, state, 0)
 }
 
 // updateFrom updates a chunk, beginning at an element.
-func (s *Shard) updateFrom(slot slot, unit, first int) {
+func (s *Shard) updateFrom(slot slot, unit int, state *kernel.Chunk, first int) {
 	c := s.chunk(unit)
-	s.config.Kernel.UpdateLogged(c.section.format, s.constantsOf(c), c.state(), first, slot.undo)
+	s.config.Kernel.UpdateLogged(c.section.format, s.constantsOf(c), *state, first, slot.undo)
 }
 
 // constantsOf returns the constants of a chunk in the update that was begun last.
@@ -357,9 +365,8 @@ func (s *Shard) resume(slot slot) {
 	if !slot.undo.Begun() || s.isDone(unit) {
 		return
 	}
-	c := s.chunk(unit)
-	state := c.state()
-	s.updateFrom(slot, unit, slot.undo.Restore(c.section.format, state))
+	state := s.heldState(unit)
+	s.updateFrom(slot, unit, &state, slot.undo.Restore(s.chunk(unit).section.format, state))
 	s.chunkSums.renew(unit, &state)
 	s.setDone(unit)
 }

@@ -20,29 +20,26 @@ func (s *Shard) WriteMoment(number int, first int64, values []float32) {
 	}
 	defer s.scrubbing.keepOut()()
 	all := shard.Range{First: first, Count: int64(len(values))}
-	s.start(s.config.ChunksOf(all), helping, func(worker, unit int) {
+	s.eachState(s.config.ChunksOf(all), helping, changes, func(worker, unit int, state kernel.Chunk) {
 		c := s.chunks[unit]
 		own := c.Intersect(all)
-		s.writeUnit(worker, unit, number, int(own.First-c.First), values[own.First-first:own.End()-first])
+		s.writeUnit(worker, unit, &state, number, int(own.First-c.First), values[own.First-first:own.End()-first])
 	})
-	s.wait()
 }
 
 // writeUnit writes values of a moment, beginning at an element of a chunk.
-func (s *Shard) writeUnit(worker, unit, number, from int, values []float32) {
+func (s *Shard) writeUnit(worker, unit int, state *kernel.Chunk, number, from int, values []float32) {
 	undo := kernel.Undo{}
 	if s.slots != nil {
 		undo = s.slots[worker].undo
 		s.slots[worker].begin(unit)
 	}
-	c := s.chunk(unit)
-	state := c.state()
-	if !s.isSound(unit, &state) {
+	if !s.isSound(unit, state) {
 		return
 	}
 	s.chunkSums.void(unit)
-	state.PutMoment(c.section.format, number, from, values, undo)
-	s.chunkSums.renew(unit, &state)
+	state.PutMoment(s.chunk(unit).section.format, number, from, values, undo)
+	s.chunkSums.renew(unit, state)
 }
 
 // undoWrite restores the blocks that a killed process was writing.
@@ -52,10 +49,10 @@ func (s *Shard) undoWrite() {
 	}
 	for _, slot := range s.slots {
 		if slot.undo.Begun() {
-			c := s.chunk(int(slot.unit.Load()))
-			state := c.state()
-			slot.undo.RestoreMoments(c.section.format, state)
-			s.chunkSums.renew(int(slot.unit.Load()), &state)
+			unit := int(slot.unit.Load())
+			state := s.heldState(unit)
+			slot.undo.RestoreMoments(s.chunk(unit).section.format, state)
+			s.chunkSums.renew(unit, &state)
 		}
 	}
 	s.writing.Store(false)

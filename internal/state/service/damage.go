@@ -87,7 +87,7 @@ func (s *Server) discardDamaged(b protocol.RestoreBody) error {
 	case !b.Discard:
 		return damaged.refuseDamaged(protocol.Restore)
 	}
-	return s.forget(damaged)
+	return s.forget(damaged, true)
 }
 
 // setAside is the status of a damaged session.

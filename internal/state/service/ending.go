@@ -51,6 +51,7 @@ func (s *Server) end() error {
 type progress struct {
 	clients int
 	steps   int64
+	left    int64 // chunks of the steps under way
 	saved   int64 // as counted by checkpoint.Saving
 }
 
@@ -100,6 +101,8 @@ func (s *Server) underway() (now progress, writing bool) {
 	}
 	for _, session := range s.all {
 		now.steps += session.contents.steps()
+		_, left := session.contents.underway()
+		now.left += left
 		if saving := session.written.Load(); saving != nil {
 			writing = true
 			now.saved += saving.Progress()

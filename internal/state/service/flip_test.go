@@ -60,7 +60,7 @@ func inherit(t *testing.T, kept map[string]*os.File) *Server {
 		}
 		files[name] = again
 	}
-	server, err := NewServer("test", &Inherited{Files: files}, testHost, allForUpdates, func(string, ...any) {})
+	server, err := NewServer("test", &Inherited{Files: files}, testHost, allForUpdates, Tier{}, func(string, ...any) {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -42,7 +42,7 @@ type headerFields struct {
 	groupCount uint64
 	leftBytes  uint64 // of the parameters that a prepared step leaves alone
 	pages      uint64 // kind of pages of the shard's arenas
-	sums       uint64 // 1 if the shard has sums of its chunks, else 0
+	options    uint64 // bit 0: the shard has sums of its chunks; from bit 8 on: the lanes of a window of a tier, or 0
 	// checksum is that of the document and the fields before it: a flipped bit in them could make this another
 	// session, of another rank or job.
 	checksum [sha256.Size]byte
@@ -81,6 +81,15 @@ const (
 	stateIsTorn           // some of it has had the step that was asked for last
 )
 
+// Parts of the options.
+const (
+	hasSums    = 1
+	lanesShift = 8
+)
+
+// lanes returns how many chunks of a tier are in memory; 0 if all of the state is there.
+func (h *headerFields) lanes() int { return int(h.options >> lanesShift) }
+
 const headerFieldsSize = int(unsafe.Sizeof(headerFields{}))
 
 // groupsBegin returns where the hyperparameters begin.
@@ -98,10 +107,10 @@ func (h *headerFields) size() ledger.Bytes {
 
 // newHeader makes the header of a session. It holds the original text of the document:
 // a restoring service parses the same text, and so refuses it only if open would have.
-func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages, sums bool) (*sessionHeader, error) {
-	static := headerFields{document: uint64(len(text)), pages: uint64(pages)}
+func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages, sums bool, lanes int) (*sessionHeader, error) {
+	static := headerFields{document: uint64(len(text)), pages: uint64(pages), options: uint64(lanes) << lanesShift}
 	if sums {
-		static.sums = 1
+		static.options |= hasSums
 	}
 	static.groupCount, static.leftBytes = prepares(d)
 	a, err := arena.New(keyOf(d).String()+"/"+headerComponent, static.size(), arena.BasePages)
@@ -111,7 +120,7 @@ func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages, sums bool
 	copy(a.Bytes()[headerFieldsSize:], text)
 	fields := fieldsOf(a.Bytes())
 	fields.document, fields.groupCount, fields.leftBytes = static.document, static.groupCount, static.leftBytes
-	fields.pages, fields.sums = static.pages, static.sums
+	fields.pages, fields.options = static.pages, static.options
 	fields.checksum = fields.checksumWith(text)
 	for _, word := range fields.words {
 		word.Store(0)
@@ -123,7 +132,7 @@ func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages, sums bool
 // checksumWith returns the checksum of what never changes in a header with a document.
 func (h *headerFields) checksumWith(document []byte) [sha256.Size]byte {
 	sum := sha256.New()
-	sum.Write(protocol.Encode(h.document, h.groupCount, h.leftBytes, h.pages, h.sums))
+	sum.Write(protocol.Encode(h.document, h.groupCount, h.leftBytes, h.pages, h.options))
 	sum.Write(document)
 	return [sha256.Size]byte(sum.Sum(nil))
 }

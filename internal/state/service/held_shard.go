@@ -42,6 +42,7 @@ type heldShard struct {
 	awaitsEnd  bool // of a step whose gradients arrive: stepIsOver counts it
 
 	endScrubbing func()
+	wasOnTier    bool // its state was found in the files of a tier, by this service
 }
 
 // newHeldShard makes a shard the contents of a session.
@@ -130,7 +131,7 @@ func (s *heldShard) welcome(attached bool, arenas []protocol.WelcomeArena) any {
 		Elements: s.shard.Config().Elements, Service: s.version, Kernel: s.shard.Config().Kernel.String(),
 		Arenas: arenas,
 	}
-	w.PreparedStep = s.header.preparedStep.Load()
+	w.PreparedStep, w.CanGoBack = s.header.preparedStep.Load(), s.canGoBack()
 	w.AskedStep, w.AskedGradScale = s.header.asked()
 	added, cleared, _, half := s.shard.Accumulations()
 	if w.Accumulated, w.ClearedStep = added, cleared; half {
@@ -167,6 +168,7 @@ func (s *heldShard) describe(status *protocol.SessionStatus) {
 	status.StateBytes, status.TrafficBytes = config.StateBytes(), config.TrafficBytes()
 	status.StepsMade, status.StepSeconds = s.stepsMade.Load(), seconds(s.busyTime.Load())
 	status.LastStepSeconds, status.LastNormSeconds = seconds(s.lastStep.Load()), seconds(s.lastNorm.Load())
+	s.describeTier(status)
 }
 
 // rangeOf returns the range that a request names. It refuses one that the shard does not have.
@@ -329,6 +331,10 @@ func (s *heldShard) step(b protocol.StepBody, done func(took time.Duration)) (be
 		return false, protocol.Refused.Errorf("step with flags %#x: this version has %#x", b.Flags, known)
 	}
 	arriving := b.Flags&protocol.ArrivingStep != 0
+	if arriving && s.shard.Config().Tier != nil {
+		return false, protocol.Refused.Errorf("step with flags %#x: a session on a tier makes no step before its "+
+			"gradients are there (overlap=\"backward\" in Python)", b.Flags)
+	}
 	if arriving && b.Flags != protocol.ArrivingStep {
 		return false, protocol.Refused.Errorf("step with flags %#x: a step that begins before its gradients are "+
 			"there can neither be prepared nor be answered when it is done, and ready says what it leaves "+
@@ -454,6 +460,9 @@ func (s *heldShard) setStep(b protocol.SetStepBody) error {
 		return err
 	}
 	s.saveIsOver.Wait() // the checkpoint needs the step before
+	if b.Flags&protocol.RollBack != 0 {
+		return s.rollBack(step)
+	}
 	s.header.forgetSteps()
 	if b.Flags&protocol.KeepOwnSteps == 0 {
 		s.shard.SetSteps(int64(step))
@@ -461,6 +470,9 @@ func (s *heldShard) setStep(b protocol.SetStepBody) error {
 		return protocol.Refused.Errorf("set_step: %v", err)
 	}
 	s.begun = int64(step)
+	if err := s.shard.Commit(); err != nil {
+		return storage(protocol.SetStep, err)
+	}
 	s.header.condition.Store(stateIsWhole)
 	return nil
 }

@@ -34,7 +34,7 @@ func designStates(d *protocol.HoldDocument, cpus []int) *design {
 		document: d, arenas: plans, workers: len(cpus),
 		what:    fmt.Sprintf("holding the states of %d chunks", len(d.Chunks)),
 		smaller: "a smaller format (master split, moments bf16), no recovery",
-		make: func(of *session) (func(), error) {
+		make: func(of *session) (func() error, error) {
 			held := &heldStates{session: of, document: d, layout: states.NewLayout(d.Chunks)}
 			for _, plan := range plans {
 				a, err := arena.New(plan.Name, plan.Size, of.pages)
@@ -48,10 +48,11 @@ func designStates(d *protocol.HoldDocument, cpus []int) *design {
 				return nil, errors.Join(err, held.giveBack())
 			}
 			of.contents = held
-			return func() {
+			return func() error {
 				populate(workers, held.arenas)
 				workers.Close()
 				held.control = states.NewControl(held.arenas[1].Bytes(), &d.Description)
+				return nil
 			}, nil
 		},
 		attach: func(of *session, files map[string]*os.File) (err error) {

@@ -411,15 +411,21 @@ func TestServiceIsKilled(t *testing.T) {
 		shards   []*protocol.Document
 		says     string // what the next service says if the kill hit a step
 		atLeast  int    // percentage of such kills
+		onTier   bool
 	}{
-		{"a shard, steps that are waited for", false, false, []*protocol.Document{testDocument()}, finished, 4},
-		{"ranks and parts, waited for by ranges", true, false, parts, finished, 10},
+		{"a shard, steps that are waited for", false, false, []*protocol.Document{testDocument()}, finished, 4, false},
+		{"ranks and parts, waited for by ranges", true, false, parts, finished, 10, false},
+		{"ranks and parts on a tier", true, false, parts, finished, 10, true},
 		{"a shard, gradients arrive in the step", false, true, []*protocol.Document{testDocument()},
-			waiting, 10},
-		{"ranks and parts, gradients arrive in the step", false, true, parts, waiting, 10},
+			waiting, 10, false},
+		{"ranks and parts, gradients arrive in the step", false, true, parts, waiting, 10, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := startService(t)
+			var variables []string
+			if c.onTier {
+				variables = onTier(t.TempDir(), t.TempDir())
+			}
+			r := startService(t, variables...)
 			var enough atomic.Bool
 			var steps atomic.Int64
 			var first *trainer

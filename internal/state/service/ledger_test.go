@@ -162,7 +162,7 @@ func serveUntil(t testing.TB) (server *Server, socket string, end func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err = NewServer("test", &Inherited{Listener: listener}, testHost, allForUpdates, t.Logf)
+	server, err = NewServer("test", &Inherited{Listener: listener}, testHost, allForUpdates, Tier{}, t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -476,7 +476,7 @@ func FuzzRecord(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	header, err := newHeader(testDocument(), text, arena.BasePages, false)
+	header, err := newHeader(testDocument(), text, arena.BasePages, false, 0)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -488,7 +488,7 @@ func FuzzRecord(f *testing.F) {
 	fieldsOf(groups).groupCount = 1
 	f.Add(groups)
 	f.Add([]byte{})
-	pages, err := newHeader(testDocument(), text, 200, false) // no such kind of pages exists
+	pages, err := newHeader(testDocument(), text, 200, false, 0) // no such kind of pages exists
 	if err != nil {
 		f.Fatal(err)
 	}

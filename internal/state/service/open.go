@@ -3,6 +3,7 @@
 package service
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -66,7 +67,7 @@ func (c *connection) find(d protocol.AnyDocument, text []byte) (found *session, 
 		return found, true, err
 	}
 	found, err = c.server.create(d, text)
-	return found, false, err
+	return found, err == nil && found.wasOnTier(), err
 }
 
 // readDocument reads the document of open or hold from its memfd. It returns the text, too.
@@ -222,19 +223,19 @@ func (s *Server) make(d protocol.AnyDocument, text []byte) (*session, error) {
 		return nil, err
 	}
 	sums := s.wantsSums(d)
-	planned, err := s.design(d, d.Of().CPUs, sums)
+	planned, err := s.design(d, d.Of().CPUs, sums, newWindow)
 	if err != nil {
 		return nil, err
 	}
 	pages := engine.ChoosePages(h, slices.Repeat(planned.arenas, s.expected(d.Of())))
-	if err := s.checkRoom(h, planned, pages); err != nil {
+	if err := cmp.Or(s.checkRoom(h, planned, pages), s.checkTier(planned)); err != nil {
 		return nil, err
 	}
 	name := s.newName()
 	if err := s.checkKept(name, len(planned.arenas)); err != nil {
 		return nil, err
 	}
-	header, err := newHeader(d, text, pages, sums)
+	header, err := newHeader(d, text, pages, sums, planned.lanes())
 	if err != nil {
 		return nil, protocol.Refused.Errorf("%v", err)
 	}
@@ -245,7 +246,13 @@ func (s *Server) make(d protocol.AnyDocument, text []byte) (*session, error) {
 	}
 	err = s.keepArenas(made)
 	if err == nil {
-		populate() // every page, before open is answered, near the worker that uses it
+		// Every page, before open is answered, near the worker that uses it.
+		if err = populate(); err != nil {
+			s.forgetKept(made)
+			err = protocol.Storage.Errorf("%v", err)
+		}
+	}
+	if err == nil {
 		err = s.keepHeader(made)
 	}
 	if err != nil {
@@ -261,26 +268,48 @@ func (s *Server) make(d protocol.AnyDocument, text []byte) (*session, error) {
 type design struct {
 	document protocol.AnyDocument
 	arenas   []arena.Plan
+	tier     *engine.ShardConfig // nil: all of the state is in memory
 	workers  int
 	what     string // it holds, for messages
 	smaller  string // how it becomes smaller
 	// make makes the contents, with arenas that hold nothing. The function that it returns allocates every page.
-	make func(s *session) (populate func(), err error)
+	make func(s *session) (populate func() error, err error)
 	// attach makes the contents of arenas that an earlier service has left, by name, and finishes its work.
 	attach func(s *session, files map[string]*os.File) error
 }
 
+// newWindow stands for a window that is still to be decided.
+const newWindow = -1
+
+// lanes returns the lanes of the window of a tier; 0 without one.
+func (d *design) lanes() int {
+	if d.tier == nil {
+		return 0
+	}
+	return d.tier.Tier.Lanes
+}
+
+// wasOnTier reports whether the state was found in the files of a tier.
+func (s *session) wasOnTier() bool {
+	held, ok := s.contents.(*heldShard)
+	return ok && held.wasOnTier
+}
+
 // design returns the design of a session whose workers have the CPUs that are named, or else the rank's share of the
-// CPUs that this process may use.
-func (s *Server) design(d protocol.AnyDocument, named []int, sums bool) (*design, error) {
+// CPUs that this process may use. It has a window of so many lanes, if the state is on a tier.
+func (s *Server) design(d protocol.AnyDocument, named []int, sums bool, lanes int) (*design, error) {
 	cpus, err := s.cpus(d.Of(), named)
 	if err != nil {
 		return nil, err
 	}
 	if held, ok := d.(*protocol.HoldDocument); ok {
+		if s.tier.isOn() {
+			return nil, protocol.Refused.Errorf("this service has a tier (--tier), which cannot have states that the " +
+				"trainer updates (StateOffload and Muon in Python): use a service without a tier")
+		}
 		return designStates(held, cpus), nil
 	}
-	return s.designShard(d.(*protocol.Document), cpus, sums)
+	return s.designShard(d.(*protocol.Document), cpus, sums, lanes)
 }
 
 // expected returns how many sessions like this one are still to be opened on this host,
@@ -308,7 +337,7 @@ func (s *Server) checkRoom(h *host.Host, planned *design, pages arena.Pages) err
 	if pages == arena.HugetlbPages {
 		pool = engine.HugetlbFree(h)
 	}
-	if short := h.Shortage(planned.workers+threadsBeside, largest); short != "" {
+	if short := h.Shortage(planned.workers+planned.lanes()+threadsBeside, largest); short != "" {
 		return protocol.DoesNotFit.Errorf("%s; raise that limit where the service is started", short)
 	}
 	available, counter := h.Memory.HeadroomWith(pool)

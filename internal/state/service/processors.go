@@ -14,7 +14,7 @@ import (
 // time.
 var processors struct {
 	sync.Mutex
-	workers int // all workers of all shards
+	workers int // all workers of all shards, and what their lanes need
 	without int // GOMAXPROCS without workers
 }
 
@@ -25,11 +25,21 @@ var sharing = struct {
 	shards map[string]int
 }{shards: map[string]int{}}
 
-// useWorkers counts the workers of a shard. Shards that share workers count once.
-func useWorkers(c engine.ShardConfig) { shareWorkers(c, 1, 1) }
+// useWorkers counts the workers of a shard, and the lanes of its tier. Shards that share workers count them once.
+func useWorkers(c engine.ShardConfig) {
+	shareWorkers(c, 1, 1)
+	if lanes := c.LaneProcessors(); lanes > 0 {
+		addProcessors(lanes)
+	}
+}
 
 // leaveWorkers undoes useWorkers.
-func leaveWorkers(c engine.ShardConfig) { shareWorkers(c, -1, 0) }
+func leaveWorkers(c engine.ShardConfig) {
+	if lanes := c.LaneProcessors(); lanes > 0 {
+		addProcessors(-lanes)
+	}
+	shareWorkers(c, -1, 0)
+}
 
 // shareWorkers adds to the number of shards that share workers. The workers count from
 // the first such shard on until the last one is gone.

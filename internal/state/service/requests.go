@@ -193,5 +193,5 @@ func (c *connection) close(r request) (reply, error) {
 	}
 	s := c.session
 	c.session = nil
-	return reply{}, c.server.forget(s)
+	return reply{}, c.server.forget(s, body.Flags&protocol.KeepTier != 0)
 }

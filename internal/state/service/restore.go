@@ -237,7 +237,7 @@ func (s *Server) attachContents(l *leftSession) error {
 // attachWith attaches to contents whose workers get the CPUs named, or else the rank's
 // share of the CPUs that this process may use.
 func (s *Server) attachWith(l *leftSession, named []int) error {
-	planned, err := s.design(l.document, named, l.header.sums == 1)
+	planned, err := s.design(l.document, named, l.header.options&hasSums != 0, l.header.lanes())
 	if err != nil {
 		return err
 	}
@@ -394,6 +394,13 @@ func (s *Server) keepArenas(made *session) error {
 // keepHeader has the keeper keep the session header, and with it the session.
 func (s *Server) keepHeader(made *session) error { return s.keep(made, made.name) }
 
+// forgetKept has the keeper forget all files of a session that could not be made. Some may not have been kept.
+func (s *Server) forgetKept(made *session) {
+	for _, name := range slices.Backward(made.keptNames()) {
+		_ = s.given.store.forget(name)
+	}
+}
+
 // keep has the keeper keep some files of a session. If that fails it has all of them
 // forgotten.
 func (s *Server) keep(made *session, names ...string) error {
@@ -412,8 +419,6 @@ func (s *Server) keep(made *session, names ...string) error {
 	if err == nil {
 		return nil
 	}
-	for _, name := range slices.Backward(all) {
-		_ = store.forget(name) // it may not have been kept
-	}
+	s.forgetKept(made)
 	return protocol.Refused.Errorf("the state would not outlive the service: %v", err)
 }

@@ -205,6 +205,11 @@ func (s *heldShard) load(until context.Context, b protocol.LoadBody) (int64, jso
 		return 0, nil, err
 	}
 	s.begun = step
+	if !b.Several {
+		if err := s.shard.Commit(); err != nil {
+			return 0, nil, err
+		}
+	}
 	s.header.loaded(b.Several)
 	return step, training, nil
 }

@@ -58,6 +58,7 @@ type Server struct {
 	given    *Inherited
 	until    context.Context // of Serve
 	sums     Sums
+	tier     Tier
 	began    time.Time
 	requests atomic.Int64
 	refused  atomic.Int64
@@ -89,17 +90,18 @@ type Server struct {
 
 // NewServer returns a service with the sessions that an earlier one left. It finishes
 // the steps that were under way. The function share says which cores of a rank the
-// service leaves to the trainer.
+// service leaves to the trainer. With a tier, its caller has locked the folders.
 func NewServer(version string, given *Inherited, findHost func() (*host.Host, error),
-	share func(h *host.Host, ranks int) binding.TrainerShare,
+	share func(h *host.Host, ranks int) binding.TrainerShare, tier Tier,
 	logf func(format string, values ...any)) (*Server, error) {
 	set, err := kernel.Select()
 	if err != nil {
 		return nil, err
 	}
 	s := &Server{
-		version: version, kernel: set, logf: logf, host: findHost, share: share, given: given, began: time.Now(),
-		all: map[key]*session{}, held: map[key]*connection{}, open: map[*connection]bool{},
+		version: version, kernel: set, logf: logf, host: findHost, share: share, tier: tier, given: given,
+		began: time.Now(),
+		all:   map[key]*session{}, held: map[key]*connection{}, open: map[*connection]bool{},
 		released: make(chan struct{}), aside: map[string]*leftSession{},
 	}
 	s.restore()
@@ -212,8 +214,9 @@ func (s *Server) remove(gone *session) {
 }
 
 // forget gives the state of a session back. The session stays claimed meanwhile: a new
-// one of its name would need the same file names, and the memory.
-func (s *Server) forget(gone *session) error {
+// one of its name would need the same file names, and the memory. The files of a tier are removed, unless
+// they are to be kept.
+func (s *Server) forget(gone *session, keepTier bool) error {
 	defer s.letGo(gone)
 	s.remove(gone)
 	var err error
@@ -221,5 +224,9 @@ func (s *Server) forget(gone *session) error {
 	for _, name := range slices.Backward(gone.keptNames()) {
 		err = errors.Join(err, s.given.store.forget(name))
 	}
-	return errors.Join(err, gone.close())
+	keepTier = keepTier || gone.err() != nil // the files may be better than what was found damaged
+	if err = errors.Join(err, gone.close()); keepTier {
+		return err
+	}
+	return errors.Join(err, gone.removeTier())
 }

@@ -24,6 +24,7 @@ import (
 	"testing"
 	"time"
 
+	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/binding"
 	"plimsoll/internal/machine/host"
 	"plimsoll/internal/state/optim"
@@ -92,13 +93,25 @@ func serve() error {
 	if err != nil || given == nil {
 		return errors.Join(err, errors.New("nothing was inherited"))
 	}
-	server, err := NewServer("test", given, testHost, allForUpdates, func(format string, values ...any) {
+	server, err := NewServer("test", given, testHost, allForUpdates, testTier(), func(format string, values ...any) {
 		fmt.Fprintf(os.Stderr, format+"\n", values...)
 	})
 	if err != nil {
 		return err
 	}
 	return server.Serve(ctx)
+}
+
+// tierVariable has the folders of a tier for the service, with commas between them, and the window in MiB.
+const tierVariable = "PLIMSOLL_TEST_TIER"
+
+func testTier() (of Tier) {
+	folders, window, ok := strings.Cut(os.Getenv(tierVariable), " ")
+	if ok {
+		size, _ := strconv.Atoi(window)
+		of = Tier{strings.Split(folders, ","), ledger.Bytes(size) * ledger.MiB}
+	}
+	return of
 }
 
 // allForUpdates leaves no core to the trainer.

@@ -17,26 +17,31 @@ import (
 )
 
 // designShard returns the design of a shard.
-func (s *Server) designShard(d *protocol.Document, cpus []int, sums bool) (*design, error) {
+func (s *Server) designShard(d *protocol.Document, cpus []int, sums bool, lanes int) (*design, error) {
 	config, err := shardConfig(d, s.kernel, arena.BasePages, cpus)
 	if err != nil {
 		return nil, protocol.Refused.Errorf("%v", err)
 	}
 	config.Sums = sums
+	onTier, err := s.putOnTier(d, &config, lanes)
+	if err != nil {
+		return nil, err
+	}
 	return &design{
-		document: d, arenas: config.Arenas(), workers: len(cpus),
+		document: d, arenas: config.Arenas(), tier: onTier, workers: len(cpus),
 		what:    fmt.Sprintf("the state of %d parameters in %v", config.Elements, config.Format),
 		smaller: `a smaller format (moments "bf16" or "int8")`,
-		make: func(of *session) (func(), error) {
+		make: func(of *session) (func() error, error) {
 			config.Pages = of.pages
 			shard, err := engine.NewShard(config)
 			if err != nil {
 				return nil, err
 			}
 			held := newHeldShard(of, shard)
-			return func() {
+			return func() error {
 				shard.Populate(context.Background(), func(ledger.Bytes) {})
 				held.endScrubbing = held.startScrubbing()
+				return held.restoreFromTier()
 			}, nil
 		},
 		attach: func(of *session, files map[string]*os.File) error {

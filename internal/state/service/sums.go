@@ -68,7 +68,7 @@ func (s *heldShard) scrub(ended <-chan struct{}) {
 
 // startScrubbing begins to scrub, if there are sums. The function that it returns ends that.
 func (s *heldShard) startScrubbing() (end func()) {
-	if !s.shard.Config().Sums {
+	if c := s.shard.Config(); !c.Sums || c.Tier != nil {
 		return func() {}
 	}
 	ended, done := make(chan struct{}), make(chan struct{})

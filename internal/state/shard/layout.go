@@ -278,7 +278,7 @@ func (l *Layout) In(s *Stream, c Chunk) (at Range, number int, ok bool) {
 	return at, section.alike.chunk + c.Number - section.firstChunk, true
 }
 
-// State returns the memory of a chunk, cut out of the memory of the streams.
+// State returns the memory of a chunk, cut out of the memory of the streams. A stream without memory is left out.
 func (l *Layout) State(c Chunk, streams [][]byte) kernel.Chunk {
 	state := kernel.Chunk{First: c.First}
 	if s := &l.sections[c.Section]; s.Moments == kernel.MomentsInt8 {
@@ -286,7 +286,7 @@ func (l *Layout) State(c Chunk, streams [][]byte) kernel.Chunk {
 		state.First = s.alike.block*kernel.Block + c.First - s.first
 	}
 	for i := range l.Streams {
-		if at, _, ok := l.In(&l.Streams[i], c); ok {
+		if at, _, ok := l.In(&l.Streams[i], c); ok && streams[i] != nil {
 			size := l.Streams[i].Type.Size()
 			state.Set(l.Streams[i].Stream, streams[i][at.First*size:at.End()*size])
 		}

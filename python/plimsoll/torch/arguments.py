@@ -1,8 +1,9 @@
 """The arguments of optimizers: what each is and does."""
 
 import inspect
+import os
 import textwrap
-from typing import Any, Dict, Iterable, Literal, Optional, Tuple, Type, Union
+from typing import Any, Dict, Iterable, Literal, Optional, Sequence, Tuple, Type, Union
 
 import torch
 
@@ -17,6 +18,8 @@ Sharding = Optional[Literal["zero1", "zero2", "local"]]
 Gradients = Literal["backward", "step"]
 Overlap = Union[None, Literal["forward", "backward", "async"], Async, ZenFlow]
 MissingGradients = Literal["keep", "zero", "refuse"]
+Path = Union[str, "os.PathLike[str]"]
+Tier = Union[None, Path, Sequence[Path]]
 
 _IGNORED = "chooses among torch's implementations. It is accepted and changes nothing: the service has one."
 
@@ -77,6 +80,11 @@ _MEANINGS = {
         "all others with the mean gradient of several steps."
     ),
     "delta": "True has each step note which parameters it changes, for the method ``delta``.",
+    "tier": (
+        "folders, one on each disk, in whose files the service of this process holds the state: it may be larger than memory, and "
+        "outlives the host. A later process with the same job and folders goes on from its last step."
+    ),
+    "memory": 'for what is between the tier and the updates, such as "512MiB"; "1GiB" where it is not given.',
     "model": "for the names of parameters in checkpoints and messages, and for ``overlap``.",
     "named_parameters": "the same, where there is no model: (name, parameter) pairs.",
     "name": "tells the optimizers of one program apart: each but one needs a name.",

@@ -1,7 +1,8 @@
 """The settings of an optimizer's state, from its constructor."""
 
+import os
 import re
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 from plimsoll.service import find_program
 from plimsoll.torch import environment
@@ -21,6 +22,9 @@ class Settings(NamedTuple):
     job: str
     socket: Optional[str]
     delta: bool = False
+    #: The folders of a tier; none without one.
+    tier: Tuple[str, ...] = ()
+    memory: Optional[str] = None
 
     @classmethod
     def checked(
@@ -38,10 +42,12 @@ class Settings(NamedTuple):
         job: Optional[str] = None,
         socket: Optional[str] = None,
         delta: bool = False,
+        tier: Any = None,
+        memory: Optional[str] = None,
     ) -> "Settings":
         """The given settings, and the environment's where none were given."""
         job, socket = job or environment.job(), socket or environment.socket()
-        settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, _overlap_of(overlap), name, job, socket, delta)
+        settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, _overlap_of(overlap), name, job, socket, delta, _folders_of(tier), memory)
         choose("state", settings.state, ("split", "fp32", "split24"))
         choose("moments", settings.moments, algorithm.moment_formats)
         choose("sharding", settings.sharding, (None, "zero1", "zero2", "local"))
@@ -67,6 +73,7 @@ class Settings(NamedTuple):
         if settings.name is not None and not re.fullmatch("[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,31}", settings.name):
             raise ValueError(f"name is {settings.name!r}: expected 1 to 32 of a-z A-Z 0-9 . _ -, and no dot at the beginning")
         choose("delta", settings.delta, (False, True))
+        _check_tier(settings)
         if settings.socket is None:
             find_program()  # the first step will start it
         return settings
@@ -92,6 +99,33 @@ def _overlap_of(overlap: Any) -> Any:
     if overlap not in (None, "forward", "backward") and not isinstance(overlap, (Async, ZenFlow)):
         raise ValueError(f"overlap is {overlap!r}: expected one of None, 'forward', 'backward', 'async', Async(...), ZenFlow(...) of plimsoll.torch")
     return overlap
+
+
+def _folders_of(tier: Any) -> Tuple[str, ...]:
+    """The folders of a tier, from what the program gave."""
+    if tier is None:
+        return ()
+    list_of = [tier] if isinstance(tier, (str, os.PathLike)) else list(tier)
+    return tuple(os.path.abspath(os.fspath(folder)) for folder in list_of)
+
+
+def _check_tier(settings: "Settings") -> None:
+    if not settings.tier:
+        if settings.memory is not None:
+            raise ValueError(f"memory is {settings.memory!r}, and there is no tier: give tier, or leave memory None")
+        return
+    if settings.socket is not None:
+        raise ValueError(
+            f"tier is given, but the service at {settings.socket} is another process's: start that with --tier, or plimsoll run with "
+            "PLIMSOLL_TIER in its environment"
+        )
+    if settings.overlap not in (None, "forward"):
+        raise ValueError(f"tier is given, and overlap is {settings.overlap!r}: expected None or 'forward' with it; leave one of the two None")
+    for folder in settings.tier:
+        if "," in folder:
+            raise ValueError(f"tier has the folder {folder!r}: expected one without a comma in its path")
+        if not os.path.isdir(folder):
+            raise ValueError(f"tier has the folder {folder!r}, which does not exist: make it before")
 
 
 def _check_zenflow(settings: Settings, algorithm: Algorithm) -> None:

@@ -114,7 +114,7 @@ class Shards:
     def _open(self, rule: Rule) -> None:
         path, instance = self._settings.socket, 0
         if path is None:
-            self.service, instance = shared_service(self._settings.job)
+            self.service, instance = shared_service(self._settings.job, self._settings.tier, self._settings.memory)
             path = self.service.socket
         for shard in self:
             shard.open(path, {**self._document(shard, rule), "instance": instance}, rule.first_moments)
@@ -169,8 +169,13 @@ class Shards:
             )
         are_initialized = all(f.initialized for f in found)
 
+        if can_go_back(found, last):
+            last -= 1
+
         def begin() -> None:
-            if any(f.step != last for f in found):
+            if any(f.step > last for f in found):
+                self._go_back(last)
+            elif any(f.step != last for f in found):
                 self._catch_up(last, found)
             for shard in self if not are_initialized else ():
                 shard.initialize()
@@ -194,6 +199,12 @@ class Shards:
         for session in self.sessions:
             if session.step != last:
                 session.begun(session.begin(min(grad_scales), None, wait=True))
+
+    def _go_back(self, step: int) -> None:
+        """Gives up the last step of the shards that had committed it to a tier when the power was lost: others had not."""
+        for session in self.sessions:
+            if session.step > step:
+                session.go_back(step)
 
     def adopt(self, step: int) -> None:
         """Continues from the states as they are, which are all of that step: the model gets their parameters."""
@@ -378,7 +389,7 @@ class Shards:
                 shard.depart()
             if shard.session:
                 # A service of this process may have other optimizers, which need the memory.
-                shard.session.close(give_back=give_back or self.service is not None)
+                shard.session.close(give_back=give_back or self.service is not None, keep_tier=not give_back)
 
     def give_back_if_new(self) -> None:
         for shard in self:
@@ -391,9 +402,16 @@ class Shards:
         for session in self.sessions:
             if self.service is not None and self.service.process.poll() is None:
                 with contextlib.suppress(PlimsollError, OSError):  # nobody waits for this
-                    session.close(give_back=True)  # other users of the service need the memory
+                    session.close(give_back=True, keep_tier=True)  # other users of the service need the memory
             session.abandon()
         self.service = None
+
+
+def can_go_back(found: Sequence[Opened], last: int) -> bool:
+    """Whether all shards can be at the step before the last one, and not all can be at the last one."""
+    ahead = [f for f in found if f.step == last]
+    behind = [f for f in found if f.step != last]
+    return bool(behind) and all(f.initialized and f.step == last - 1 and f.prepared_step != last for f in behind) and all(f.can_go_back for f in ahead)
 
 
 def _gradient_type(pieces: Sequence[layout.Piece]) -> Optional[str]:

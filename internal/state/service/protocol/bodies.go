@@ -29,7 +29,9 @@ const (
 	LeavingStep  = 8 // step, prepare: leave parameters alone that have no gradients
 	NoGradients  = 1 // ready: leave the parameters of the range alone, as they will get no gradients
 	KeepOwnSteps = 1 // set_step: each parameter has had the steps of set_own_steps
+	RollBack     = 2 // set_step: back to the state before the last step, which a tier still has
 	GiveBack     = 1 // close: give the state back
+	KeepTier     = 2 // close: the files of a tier stay
 	BeginAnew    = 1 // order: forget the order so far
 	BeginDelta   = 1 // delta: of no step; note what steps change from now on
 	WholeDelta   = 2 // delta: all parameters; note what steps change from now on
@@ -134,8 +136,8 @@ func DecodeSetStep(kind Kind, body []byte) (SetStepBody, error) {
 	case err != nil:
 	case len(body) == binary.Size(b) && b.Flags == 0:
 		err = Malformed.Errorf("%v with flags that are 0: expected none", kind)
-	case b.Flags&^KeepOwnSteps != 0:
-		err = Refused.Errorf("%v with flags %#x: this version has %#x", kind, b.Flags, KeepOwnSteps)
+	case b.Flags&^(KeepOwnSteps|RollBack) != 0 || b.Flags == KeepOwnSteps|RollBack:
+		err = Refused.Errorf("%v with flags %#x: this version has %#x or %#x", kind, b.Flags, KeepOwnSteps, RollBack)
 	}
 	return b, err
 }

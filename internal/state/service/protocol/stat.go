@@ -59,6 +59,21 @@ type SessionStatus struct {
 	StepSeconds     float64 `json:"step_seconds"`      // of all steps
 	LastStepSeconds float64 `json:"last_step_seconds"` // of the last step
 	LastNormSeconds float64 `json:"last_norm_seconds"`
+	// Tier is nil if all of the state is in memory.
+	Tier *TierStatus `json:"tier,omitempty"`
+}
+
+// TierStatus says what a session has on disks.
+type TierStatus struct {
+	Folders []string     `json:"folders"`
+	Bytes   ledger.Bytes `json:"bytes"`        // of the files
+	Window  ledger.Bytes `json:"window_bytes"` // of memory
+	// StepReads and StepWrites are what a step moves that leaves nothing alone. The writes wear the disks.
+	StepReads  ledger.Bytes `json:"step_read_bytes"`
+	StepWrites ledger.Bytes `json:"step_written_bytes"`
+	// Read and Written count since this service opened the files.
+	Read    int64 `json:"read_bytes"`
+	Written int64 `json:"written_bytes"`
 }
 
 // SetAside is a session that could not be restored. Fields that could not be read are
