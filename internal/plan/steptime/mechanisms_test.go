@@ -179,3 +179,25 @@ func TestMegatronExperts(t *testing.T) {
 		t.Errorf("an update by the CPU: %v, on the GPU %v", offloaded.Optimizer, base.Optimizer)
 	}
 }
+
+// TestAssumedNetwork: a rate that nobody says is named, and only where a step waits for it.
+func TestAssumedNetwork(t *testing.T) {
+	spec := gpu.Model{}
+	spec.Speed.Half, spec.Bandwidth, spec.Speed.Peer = 300, 800, 50
+	for _, c := range []struct {
+		world, node int
+		network     float64
+		assumed     bool
+	}{{8, 8, 0, false}, {16, 8, 0, true}, {16, 8, 12e9, false}} {
+		j := &job.Job{}
+		j.World, j.RanksPerNode, j.GPU = c.world, c.node, spec
+		if got := (Machine{Network: c.network}).assumesNetwork(j); got != c.assumed {
+			t.Errorf("%d ranks, %d a node, %g B/s: assumed is %v", c.world, c.node, c.network, got)
+		}
+	}
+	j := &job.Job{}
+	j.World, j.RanksPerNode, j.GPU = 16, 8, spec
+	if j.GPU.Speed.Network = 50; (Machine{}).assumesNetwork(j) {
+		t.Error("the network of a data sheet is assumed")
+	}
+}

@@ -3,6 +3,7 @@
 package steptime
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -25,6 +26,8 @@ type Step struct {
 	HiddenFrom float64
 	// Tokens are those of all ranks.
 	Tokens int64
+	// Assumed are rates that neither a data sheet nor a flag says.
+	Assumed []string
 }
 
 // take adds what an end of the interval says. Faster passes hide less, so the best end need not be the least.
@@ -74,6 +77,11 @@ func Refusal(j *job.Job, m Machine) error {
 			WithHint("give the flag that it names")
 	}
 	return nil
+}
+
+// assumesNetwork reports whether a step waits for a network whose rate nobody says.
+func (m Machine) assumesNetwork(j *job.Job) bool {
+	return j.World > j.RanksPerNode && m.Network == 0 && j.GPU.Speed.Network == 0
 }
 
 // lacks returns the rates of GPUs and their links that are not known, and how to give them.
@@ -137,6 +145,10 @@ func Predict(j *job.Job, m Machine, trained int64, offloaded []roads.Parameter) 
 			return nil, err
 		}
 		s.take(found.times(unmodelledShare[end]), end)
+	}
+	if m.assumesNetwork(j) {
+		s.Assumed = []string{fmt.Sprintf("%g GB/s from a GPU to other nodes, %g to %g in the interval: give --network",
+			assumedNetwork[expected]/1e9, assumedNetwork[1]/1e9, assumedNetwork[2]/1e9)}
 	}
 	if j.Pipeline == nil && j.Megatron == nil {
 		s.HiddenFrom = hiddenFrom(j, m, s.Forward.Expected)

@@ -25,6 +25,7 @@ type StepTime struct {
 	// optimizer service.
 	HiddenFrom int64    `json:"hidden_from_tokens,omitempty"`
 	Sources    []string `json:"sources,omitempty"` // of rates that are not of the data sheet
+	Assumed    []string `json:"assumed,omitempty"` // rates that nobody says
 }
 
 // Seconds are what is expected, and the ends of its interval.
@@ -54,7 +55,7 @@ func NewStepTime(p *plan.Plan, m steptime.Machine, sources []string) (*StepTime,
 func stepTimeOf(step *steptime.Step, sources []string) *StepTime {
 	d := &StepTime{Total: secondsOf(step.Total), Forward: secondsOf(step.Forward), Sources: sources,
 		Backward: secondsOf(step.Backward), Communication: secondsOf(step.Communication), Tokens: step.Tokens,
-		Optimizer: secondsOf(step.Optimizer), HiddenFrom: int64(step.HiddenFrom)}
+		Optimizer: secondsOf(step.Optimizer), HiddenFrom: int64(step.HiddenFrom), Assumed: step.Assumed}
 	if step.Pipeline.Most > 0 {
 		d.Pipeline = secondsOf(step.Pipeline)
 	}
@@ -77,6 +78,7 @@ func (s *StepTime) addTo(facts *Facts) {
 	facts.add("step", "%s (%s to %s): forward %s, backward %s%s, not hidden: communication %s, optimizer %s",
 		seconds(s.Total.Expected), seconds(s.Total.Least), seconds(s.Total.Most), seconds(s.Forward.Expected),
 		seconds(s.Backward.Expected), waits, seconds(s.Communication.Expected), seconds(s.Optimizer.Expected))
+	facts.addEach("assumed", s.Assumed)
 }
 
 // seconds returns three significant digits.
