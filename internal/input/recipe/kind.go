@@ -65,6 +65,17 @@ var kinds []*Kind
 // others' keys, too. Package programs has the list.
 func Register(all ...*Kind) { kinds = all }
 
+// Packages returns the packages of PyPI whose releases the reading of files depends on, and peft.
+func Packages() []string {
+	list := []string{"peft"}
+	for _, k := range kinds {
+		if k.Program != nil && k.Program.Package != "" && !slices.Contains(list, k.Program.Package) {
+			list = append(list, k.Program.Package)
+		}
+	}
+	return list
+}
+
 func (k *Kind) String() string { return k.Name }
 
 // commandsOf maps commands to the mark of their kind.

@@ -369,7 +369,7 @@ func unplannedScript(path string, text []byte) error {
 			line.Variables(v[0], v[1])
 		}
 	case line == nil:
-		return noConfiguration(path, cmp.Or(nature(text), "a script that starts no training"))
+		return noConfiguration(path, cmp.Or(nature(text), "a script that starts no training"), text)
 	case line.Module:
 		name = moduleOf(line)
 	default:
