@@ -127,8 +127,8 @@ func asPython(path string, text []byte) string {
 	if titanFunction.Match(text) {
 		program = "python -m torchtitan.train --module MODULE --config FUNCTION"
 	}
-	return fmt.Sprintf("'plimsoll plan --gpu NAME --gpus N -- %s' plans it as it runs, without a GPU; or give its model "+
-		"to plimsoll.plan in Python, or name it by --model and say the rest by flags", program)
+	return fmt.Sprintf("'plimsoll plan --gpu NAME --gpus N -- %s' plans it as it runs, without a GPU; or give its "+
+		"model to plimsoll.plan in Python, or name it by --model and say the rest by flags", program)
 }
 
 // titanFunction matches a function that returns a configuration of torchtitan since 0.3.

@@ -249,12 +249,15 @@ const (
 	ownFull    = "model_name_or_path: x\nfinetuning_type: full\n"
 	ownTune    = "tokenizer:\n  max_seq_len: 512\nmodel:\n  _component_: torchtune.models.llama3_1.llama3_1_8b\n" +
 		"checkpointer:\n  _component_: x\noptimizer:\n  _component_: torch.optim.AdamW\ndtype: bf16\n"
-	ownTuneLoRA = "tokenizer:\n  max_seq_len: 512\nmodel:\n  _component_: torchtune.models.llama3_1.lora_llama3_1_8b\n" +
+	ownTuneLoRA = "tokenizer:\n  max_seq_len: 512\nmodel:\n  _component_: torchtune.models.llama3_1." +
+		"lora_llama3_1_8b\n" +
 		"  lora_attn_modules: [q_proj]\n" +
 		"checkpointer:\n  _component_: x\noptimizer:\n  _component_: torch.optim.AdamW\ndtype: bf16\n"
-	ownLit   = "checkpoint_dir: checkpoints/x/y\nlogger_name: csv\nprecision: bf16-true\ntrain:\n  max_seq_length: 512\n"
+	ownLit = "checkpoint_dir: checkpoints/x/y\nlogger_name: csv\nprecision: bf16-true\ntrain:\n" +
+		"  max_seq_length: 512\n"
 	ownTitan = "model:\n  name: llama3\n  flavor: 8B\ntraining:\n  seq_len: 512\nactivation_checkpoint:\n  mode: none\n"
-	ownVerl  = "algorithm:\n  adv_estimator: grpo\nactor_rollout_ref:\n  actor:\n    ppo_micro_batch_size_per_gpu: 1\n" +
+	ownVerl  = "algorithm:\n  adv_estimator: grpo\nactor_rollout_ref:\n  actor:\n" +
+		"    ppo_micro_batch_size_per_gpu: 1\n" +
 		"    strategy: fsdp2\n  model:\n    path: x\n  rollout:\n    name: vllm\n"
 )
 
@@ -292,7 +295,8 @@ func TestOwnKeys(t *testing.T) {
 
 // effectOf returns what a key does to one of the texts: "refused", "noted" or "changed", or "" if it does nothing. The
 // first effect is enough for a key that is sought to have one.
-func effectOf(t *testing.T, key ownKey, values []string, reads ownReading, texts []string, sought bool) (effect string) {
+func effectOf(t *testing.T, key ownKey, values []string, reads ownReading, texts []string, sought bool) (
+	effect string) {
 	t.Helper()
 	if !sought && testing.Short() {
 		texts = texts[:1]
@@ -334,7 +338,8 @@ func notesOn(key string, before, after []Note) bool {
 	last := regexp.MustCompile(`\b` + regexp.QuoteMeta(key[strings.LastIndexByte(key, '.')+1:]) + `\b`)
 	differs := func(notes, others []Note) bool {
 		return slices.ContainsFunc(notes, func(n Note) bool {
-			return last.MatchString(n.What) && !slices.ContainsFunc(others, func(o Note) bool { return o.What == n.What })
+			return last.MatchString(n.What) &&
+				!slices.ContainsFunc(others, func(o Note) bool { return o.What == n.What })
 		})
 	}
 	return differs(after, before) || differs(before, after)
@@ -353,7 +358,8 @@ func reasonOf(reasons map[string]string, key string) string {
 		inside := "." + key + "."
 		switch {
 		case isBegin && isEnd && strings.Contains(inside, "."+end+"."),
-			isBegin && !isEnd && strings.HasPrefix(key, begin+"."), !isBegin && isEnd && strings.HasSuffix(key, "."+end):
+			isBegin && !isEnd && strings.HasPrefix(key, begin+"."),
+			!isBegin && isEnd && strings.HasSuffix(key, "."+end):
 			return why
 		}
 	}

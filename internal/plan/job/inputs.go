@@ -269,8 +269,8 @@ func (in *Inputs) addRouterLoss() error {
 	mixes := slices.ContainsFunc(m.Network.Blocks(), func(b model.Block) bool { return b.FeedForward.Mixture != nil })
 	with, ok := m.WithRouterLoss()
 	if mixes && !ok && f.RouterLossAssumed {
-		f.Notes = append(f.Notes, recipe.Note{Where: f.Place(), What: "is a mixture of experts: if " + f.Program + " has " +
-			"a loss of its routers, their logits come on top"})
+		what := "is a mixture of experts: if " + f.Program + " has a loss of its routers, their logits come on top"
+		f.Notes = append(f.Notes, recipe.Note{Where: f.Place(), What: what})
 		return nil
 	}
 	if mixes && !ok {

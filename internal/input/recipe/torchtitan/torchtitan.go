@@ -243,8 +243,8 @@ func (r *reader) remarks() {
 		}
 	}
 	if mode := r.Word("checkpoint.async_mode"); mode != "" && mode != "disabled" {
-		r.Note("checkpoint.async_mode", "is "+mode+": a copy of what is saved is on the host while it is written, which "+
-			"is not planned")
+		r.Note("checkpoint.async_mode", "is "+mode+": a copy of what is saved is on the host while it is written, "+
+			"which is not planned")
 	}
 	if name := r.Word("parallelism.expert_parallel_comm_backend"); name != "standard" && name != "" {
 		r.Note("parallelism.expert_parallel_comm_backend", "is "+name+", whose buffers are not planned")

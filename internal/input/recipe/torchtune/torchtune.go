@@ -167,7 +167,7 @@ func (r *reader) loss() error {
 		{"custom_sharded_layers", "makes units of layers that the plan has in the last unit"},
 		{"memory_efficient_fsdp_wrap", "makes units of layers that the plan has in the last unit"},
 		{"low_cpu_ram", "has the host read the model in parts: it takes less than the plan says"},
-		{"enable_async_checkpointing", "has a copy of what is saved on the host until it is written, which is not planned"},
+		{"enable_async_checkpointing", "has a copy of what is saved on the host, which is not planned"},
 	} {
 		if recipe.On(r.Find(n[0])) {
 			r.Note(n[0], n[1])

@@ -25,6 +25,10 @@ func (r *reader) loss() {
 		}
 		return
 	}
+	if r.Since(1, 15) && trainsText {
+		r.Note("loss_type", "needs all logits, as labels are smoothed")
+		return
+	}
 	chunked := r.Since(1, 7) && !usesLiger
 	if losses := r.List("loss_type"); len(losses) > 0 {
 		chunked = losses[0] == "chunked_nll"

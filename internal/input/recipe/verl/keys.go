@@ -14,7 +14,7 @@ var ignored string
 // keys are the keys of verl's configuration, with the defaults of verl 0.9.1. A section of unread keys is free.
 var keys = nested(strict.Merge(
 	rule.Ignored(ignored),
-	rule.Anything.For("verl_ppo"), rule.Measured.For("actor_rollout_ref.actor.entropy_coeff"),
+	rule.Anything.For("verl_ppo"), rule.Worded.For("model_engine config_name"), rule.Measured.For("actor_rollout_ref.actor.entropy_coeff"),
 	rule.Anything.For(`actor_rollout_ref.hybrid_engine actor_rollout_ref.actor.use_prefix_grouper
 		actor_rollout_ref.rollout.layered_summon`),
 	rule.Count.Lax().OrNull().For("actor_rollout_ref.rollout.nnodes"),
@@ -28,6 +28,9 @@ var keys = nested(strict.Merge(
 		actor_rollout_ref.actor.fsdp_config.qat`),
 	open(rule.Anything.For("min_num_params")).For("actor_rollout_ref.actor.fsdp_config.wrap_policy"),
 	open(rule.Worded.For("trainer_mode")).For("trainer.v1"),
+	open(rule.Anything.For("searchpath")).For("hydra"),
+	rule.Free.OrNull().For(`actor_rollout_ref.actor.engine actor_rollout_ref.actor.megatron
+		actor_rollout_ref.actor.veomni actor_rollout_ref.actor.torchtitan`),
 	rule.Free.For(`actor_rollout_ref.actor.policy_loss actor_rollout_ref.actor.checkpoint
 		actor_rollout_ref.actor.profiler actor_rollout_ref.actor.optim.override_optimizer_config
 		actor_rollout_ref.rollout.val_kwargs actor_rollout_ref.rollout.multi_turn actor_rollout_ref.rollout.agent

@@ -88,8 +88,34 @@ func (r *reader) read() error {
 	return nil
 }
 
+// engines refuses configurations with the defaults of another engine than FSDP: trainer/config/model_engine, and the
+// configurations beside ppo_trainer.yaml.
+func (r *reader) engines() error {
+	const hint = "give the arguments of Megatron-LM (--megatron) with --rollout, or plan it as it runs: plimsoll plan -- " +
+		"python -m verl.trainer.main_ppo"
+	if e := r.Word("model_engine"); e != "" && e != "dp" {
+		return r.Fault("model_engine", fmt.Sprintf("is %s: of verl only FSDP is planned yet", e), hint)
+	}
+	for _, section := range strings.Fields("engine megatron veomni torchtitan") {
+		if recipe.On(r.Find(actor + section)) {
+			return r.Fault(actor+section, "is of another engine than FSDP, which is not planned yet", hint)
+		}
+	}
+	if r.Gives("hydra.searchpath") {
+		return r.Fault("hydra.searchpath", "adds configurations that plimsoll does not have", hint)
+	}
+	name := strings.TrimSuffix(strings.TrimSuffix(r.Word("config_name"), ".yaml"), ".yml")
+	if name != "" && name != "ppo_trainer" {
+		return r.Fault("config_name", fmt.Sprintf("is %s, whose defaults plimsoll does not know", name), hint)
+	}
+	return nil
+}
+
 // refuse refuses what is not planned: other models beside the actor, and engines that are not FSDP.
 func (r *reader) refuse() error {
+	if err := r.engines(); err != nil {
+		return err
+	}
 	if s := cmp.Or(r.Word(actor+"strategy"), "fsdp"); s != "fsdp" && s != "fsdp2" {
 		return r.Fault(actor+"strategy", fmt.Sprintf("is %s: of verl only FSDP is planned yet", s),
 			"give the arguments of Megatron-LM (--megatron) with --rollout")
