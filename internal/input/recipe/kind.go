@@ -47,6 +47,8 @@ type Kind struct {
 	// command do so by a launcher. ByAccelerate says that a command takes flags of accelerate launch.
 	EveryDevice, ByAccelerate bool
 	Forced                    string
+	// Spreads says that a rank with several devices of its own has the model on all of them (device_map "auto").
+	Spreads bool
 	// Assigns says that arguments of such commands are assignments, as Hydra has them: section.key=value.
 	Assigns bool
 	// Arguments makes arguments of Megatron-LM of a command of a program that trains by Megatron core; nil for others.

@@ -33,7 +33,8 @@ func TestReleasesOfPrograms(t *testing.T) {
 		{sft + "trl_dpo: true\n", "trl=1.0.0", "", forward.SelectedLogProbabilities, true, "bf16", "trl 1.0.0"},
 		{sft + "label_smoothing_factor: 0.1\n", "trl=1.16.0", "", forward.ShiftLabels, true, "bf16", "trl 1.16.0"},
 	} {
-		q := Request{GPUs: 1, Configs: []string{"sft.yaml"}, Texts: files.Texts{"sft.yaml": []byte(c.file)}, Loss: c.loss}
+		q := Request{GPUs: 1, Configs: []string{"sft.yaml"}, Loss: c.loss,
+			Texts: files.Texts{"sft.yaml": []byte(c.file)}}
 		if c.releases != "" {
 			q.Releases = []string{c.releases}
 		}
@@ -55,7 +56,8 @@ func TestReleasesOfPrograms(t *testing.T) {
 
 // TestRefusedReleases: a release has a package that plans depend on, and a number.
 func TestRefusedReleases(t *testing.T) {
-	for said, want := range map[string]string{"trl": "expected a package and its release", "trl=new": "expected a package",
+	for said, want := range map[string]string{"trl": "expected a package and its release",
+		"trl=new": "expected a package",
 		"tlr=1.0": `did you mean "trl"?`, "numpy=2.0": "no plan depends on its release"} {
 		q := Request{Model: "qwen3-0.6b", GPUs: 1, Recorded: Recorded{Releases: []string{said}}}
 		if _, err := q.Resolve(); err == nil || !strings.Contains(err.Error(), want) {

@@ -14,7 +14,8 @@ var ignored string
 // keys are the keys of verl's configuration, with the defaults of verl 0.9.1. A section of unread keys is free.
 var keys = nested(strict.Merge(
 	rule.Ignored(ignored),
-	rule.Anything.For("verl_ppo"), rule.Worded.For("model_engine config_name"), rule.Measured.For("actor_rollout_ref.actor.entropy_coeff"),
+	rule.Anything.For("verl_ppo"), rule.Worded.For("model_engine config_name"),
+	rule.Measured.For("actor_rollout_ref.actor.entropy_coeff"),
 	rule.Anything.For(`actor_rollout_ref.hybrid_engine actor_rollout_ref.actor.use_prefix_grouper
 		actor_rollout_ref.rollout.layered_summon`),
 	rule.Count.Lax().OrNull().For("actor_rollout_ref.rollout.nnodes"),

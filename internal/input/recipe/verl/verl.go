@@ -91,8 +91,8 @@ func (r *reader) read() error {
 // engines refuses configurations with the defaults of another engine than FSDP: trainer/config/model_engine, and the
 // configurations beside ppo_trainer.yaml.
 func (r *reader) engines() error {
-	const hint = "give the arguments of Megatron-LM (--megatron) with --rollout, or plan it as it runs: plimsoll plan -- " +
-		"python -m verl.trainer.main_ppo"
+	const hint = "give the arguments of Megatron-LM (--megatron) with --rollout, or plan it as it runs: " +
+		"plimsoll plan -- python -m verl.trainer.main_ppo"
 	if e := r.Word("model_engine"); e != "" && e != "dp" {
 		return r.Fault("model_engine", fmt.Sprintf("is %s: of verl only FSDP is planned yet", e), hint)
 	}
