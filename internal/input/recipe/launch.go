@@ -132,8 +132,8 @@ func (s *starter) spreads() error {
 	if !s.kind.Spreads || !set || strings.Contains(w.Text, "$") || visible/ranks < 2 {
 		return nil
 	}
-	return s.fault(at, fmt.Sprintf("%s shows %d GPUs, and %d rank starts: %s then spreads the model over the GPUs of a "+
-		"rank (device_map), which is not planned yet", name, visible, ranks, s.kind.Program.Name),
+	return s.fault(at, fmt.Sprintf("%s shows %d GPUs, and %d rank starts: %s then spreads the model over the GPUs of "+
+		"a rank (device_map), which is not planned yet", name, visible, ranks, s.kind.Program.Name),
 		fmt.Sprintf("set %s to %d for a rank on each GPU", s.kind.LaunchVariables[0], visible))
 }
 
