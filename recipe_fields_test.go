@@ -38,7 +38,7 @@ var fieldsWithoutMemory = map[string]string{
 
 	"Sizes.AllgatherBucket": "parameters are gathered in place",
 
-	"Source.DeepSpeed Source.Texts": "what files are read with",
+	"Source.DeepSpeed Source.Texts Source.Releases": "what files are read with",
 
 	"TrainerOptimizer.LR TrainerOptimizer.Beta1 TrainerOptimizer.Beta2": "numbers in the step",
 	"TrainerOptimizer.Epsilon TrainerOptimizer.WeightDecay":             "numbers in the step",

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/recipe"
 )
 
 // otherNames maps flags of other programs to advice on ours.
@@ -139,6 +140,9 @@ func badFlag(c *cobra.Command, err error) error {
 		}
 	})
 	ours := otherNames[name]
+	if pkg := strings.TrimSuffix(name, "-version"); slices.Contains(recipe.Packages(), pkg) {
+		ours = fmt.Sprintf("--release %s=VERSION", pkg)
+	}
 	first, _, _ := strings.Cut(strings.TrimPrefix(ours, "--"), " ")
 	if nearest := fault.Nearest(name, names); ours == "" || c.Flags().Lookup(first) == nil {
 		if ours = ""; nearest != "" {

@@ -398,6 +398,8 @@ func releaseFlags(c *cobra.Command, q *job.Request) {
 	flags := c.Flags()
 	flags.StringVar(&q.Environment, "environment", "", "`file` or folder that says all releases: requirements, "+
 		"pip freeze, uv.lock, poetry.lock, or an environment of Python")
+	flags.StringArrayVar(&q.Releases, "release", nil, "`package=version` of a program, such as trl=1.6.0 (may be "+
+		"repeated)")
 	flags.StringVar(&q.Torch, "torch", "", "`version` of PyTorch")
 	flags.StringVar(&q.Transformers, "transformers", "", "`version` of transformers")
 	flags.StringVar(&q.AccelerateVersion, "accelerate-version", "", "`version` of accelerate")

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"plimsoll/internal/base/fault"
 )
 
 // Bytes is a size or a difference of sizes: an integer in JSON, binary units in
@@ -56,6 +58,12 @@ func ParseBytes(text string) (Bytes, error) {
 	value, err := strconv.ParseFloat(number, 64)
 	factor, ok := unitFactors[unit]
 	if err != nil || !ok || !(value >= 0) || value*factor >= 1<<62 {
+		if decimal := strings.Replace(trimmed, ",", ".", 1); strings.Count(trimmed, ",") == 1 && decimal != trimmed {
+			if _, err := ParseBytes(decimal); err == nil && !strings.HasSuffix(number, ",") {
+				return 0, fault.Inputf("%q is no size, expected a number with a unit such as 80GiB", text).
+					WithHint("write " + decimal + ": a point, and no comma, is before fractions")
+			}
+		}
 		return 0, fmt.Errorf("%q is no size, expected a number with a unit such as 80GiB", text)
 	}
 	return Bytes(value * factor), nil

@@ -49,6 +49,22 @@ func assign(root *strict.Value, w shell.Word) {
 	root.Members = append(root.Members, strict.Member{Name: last, At: w.At, Value: value})
 }
 
+// configName is the member for the name of Hydra's configuration, which has the defaults of all keys.
+const configName = "config_name"
+
+// nameConfiguration makes a member of Hydra's flag that names a configuration, if the first word is it.
+func nameConfiguration(root *strict.Value, words []shell.Word) {
+	flag, name, given := strings.Cut(words[0].Text, "=")
+	if flag != "--config-name" && flag != "-cn" {
+		return
+	}
+	at := words[0].At
+	if !given && len(words) > 1 {
+		name, at = words[1].Text, words[1].At
+	}
+	root.Members = append(root.Members, strict.Member{Name: configName, At: at, Value: strict.Bare(name, at)})
+}
+
 // reviseAssignment returns a script with another value of an assignment. Everything else stays as it is. Several places
 // may assign it: the first counts whose edit is read as this change and no other. A script without one gets the
 // assignment before its first other one of the same section.

@@ -117,8 +117,9 @@ func parseCommand(file string, text []byte) *strict.Document {
 	root.Members = append(commandMembers(first.arguments), mark)
 	if first.kind.Assigns {
 		root.Members = []strict.Member{mark}
-		for _, w := range first.arguments {
+		for i, w := range first.arguments {
 			assign(root, w)
+			nameConfiguration(root, first.arguments[i:])
 		}
 	}
 	return d

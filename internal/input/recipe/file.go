@@ -7,6 +7,7 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/peft"
@@ -20,6 +21,19 @@ const largest = 1 << 20
 type Source struct {
 	DeepSpeed version.Version // the release that reads its configurations
 	Texts     files.Texts     // that stand for files, also for those that files name
+	// Releases returns the release of a package of Python, zero where none is known. It may be nil.
+	Releases func(pkg string) version.Version
+}
+
+// release returns the release of a program's package, and whether none is known, so that it is the usual one.
+func (s Source) release(p *Program) (of version.Version, assumed bool) {
+	if s.Releases != nil && p.Package != "" {
+		of = s.Releases(p.Package)
+	}
+	if of.IsZero() {
+		return p.Release, true
+	}
+	return of, false
 }
 
 // of returns a function that parses with a source.
@@ -35,8 +49,11 @@ func load[T any](texts files.Texts, path string, what *Kind, parse func(file str
 	var tooLarge *files.TooLarge
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, fault.File(path).Inputf("there is no such file").
-			WithHint(fmt.Sprintf("give the path of the %v", what))
+		hint := fmt.Sprintf("give the path of the %v", what)
+		if stage := stageName.FindStringSubmatch(path); what == DeepSpeedKind && stage != nil {
+			hint += ", or --zero " + stage[1] + " for a stage without a file"
+		}
+		return nil, fault.File(path).Inputf("there is no such file").WithHint(hint)
 	case errors.As(err, &notRegular):
 		return nil, fault.File(path).Inputf("expected a %v: %v", what, notRegular).
 			WithHint(fmt.Sprintf("give the path of the %v", what))
@@ -54,6 +71,9 @@ func load[T any](texts files.Texts, path string, what *Kind, parse func(file str
 	}
 	return parse(path, text)
 }
+
+// stageName matches how programs name a stage of ZeRO.
+var stageName = lazyregexp.New(`^(?i:zero|stage|z)[-_]?([0-3])$`)
 
 // LoadAdapter reads the file at path.
 func LoadAdapter(path string) (*peft.Adapter, error) {

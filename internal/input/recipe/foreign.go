@@ -5,8 +5,8 @@ const (
 	byFlags = "name the model by --model, and say the rest by flags, such as " + someFlags
 	byNeoX  = "give its arguments as those of Megatron-LM (--megatron), or name the model by --model and the stage " +
 		"of ZeRO by --zero"
-	byTrained = "plimsoll plans no training that generates answers: name the trained model by --model, and say how " +
-		"it is sharded by flags, such as " + someFlags
+	byTrained = "of trainings that generate answers plimsoll reads those of TRL and verl: give the trained model to " +
+		"plimsoll.plan in Python, or name it by --model, and say how it is sharded by flags, such as " + someFlags
 	someFlags = "--fsdp 2 --seq-len 4096 --micro-batch 1"
 	byLoRA    = "give PEFT's adapter_config.json, or --lora with the rank and --lora-targets"
 )
@@ -75,6 +75,9 @@ var OtherFiles = []*Kind{
 	{Name: "index of a model's weights", Marks: "weight_map", Instead: "give the model's config.json, or its folder"},
 	{Name: "diffusers configuration", Marks: "_diffusers_version _class_name"},
 	{Name: "state of a Trainer", Marks: "log_history"},
+	{Name: "Jupyter notebook", Marks: "nbformat", Instead: "give its model to plimsoll.plan in a cell; or write it " +
+		"as a program ('jupyter nbconvert --to script'), and 'plimsoll plan --gpu NAME -- python FILE' plans it as " +
+		"it runs"},
 	{Name: "task of lm-evaluation-harness", Marks: "doc_to_text task+dataset_path output_type"},
 	{Name: "Kubernetes manifest", Marks: "apiVersion+kind"},
 	{Name: "Compose file", Marks: "services"},

@@ -10,6 +10,7 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/lazyregexp"
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/input/recipe/strict"
 )
@@ -22,6 +23,11 @@ type Note = strict.Note
 type Framework struct {
 	File    string
 	Program string // its name
+	// Package is the program's on PyPI, and Release the one that its defaults are of, which is Assumed where neither a
+	// flag nor an environment says it. Both are zero for a program whose defaults are those of one commit.
+	Package string
+	Release version.Version
+	Assumed bool
 
 	Model        string
 	Training     *Training
@@ -83,8 +89,10 @@ type Loss struct {
 	// TokenLabels is the number of labels of every token that a process reward model is trained on, 0 if none is.
 	TokenLabels int64
 	// ValueHead says that a reward model keeps its language model's head, beside one with an output for every token.
-	ValueHead    bool
-	FusedLoss    bool
+	ValueHead bool
+	FusedLoss bool
+	// Chunks says in which parts the program computes the loss, "" for all at once.
+	Chunks       Chunks
 	LigerModules bool // modules of liger-kernel, and the loss of the logits
 	// LossTwice says that the program computes the loss from the logits of a model that has computed its own.
 	LossTwice bool
@@ -94,9 +102,25 @@ type Loss struct {
 	Judge                   string
 	// RouterLoss says that the program has the model output the logits of its routers, for RouterLossOf: types of
 	// models, nil for all.
-	RouterLoss   bool
-	RouterLossOf []string
+	RouterLoss bool
+	// RouterLossAssumed says that it does so by default, for models that have such a loss.
+	RouterLossAssumed bool
+	RouterLossOf      []string
 }
+
+// Chunks is a way to compute a loss in parts, or of the tokens' log-probabilities.
+type Chunks string
+
+// The ways of TRL: tiles of tokens and vocabulary; so many tokens at a time, computed again in the backward pass; and
+// log-probabilities of whole logits, sequence by sequence.
+const (
+	// Outputs and Linear are torchtune's parts of the tokens: with all logits, or with those of a part.
+	Outputs    Chunks = "outputs"
+	Linear     Chunks = "linear"
+	InTiles    Chunks = "tiles"
+	Recomputed Chunks = "recomputed"
+	BySequence Chunks = "sequences"
+)
 
 // Passes says how a program runs the passes of the model.
 type Passes struct {
@@ -236,6 +260,10 @@ func (f *Framework) Place() fault.Position { return f.place }
 // Program says how a file of a program that sets up the Trainer itself becomes a Framework.
 type Program struct {
 	Name string // for messages
+	// Package is its name on PyPI, and Release the newest release whose defaults are known here. Oldest is the first
+	// one.
+	Package         string
+	Release, Oldest version.Version
 	// Keys are those beside the ones of TrainingArguments. A rule without a form is of a key that no plan depends on.
 	Keys strict.Keys
 	// Hosts reports whether the keys of TrainingArguments are keys of the file, too.
@@ -320,7 +348,9 @@ func (k *Kind) parse(d *strict.Document, from Source) (*Framework, error) {
 		return nil, err
 	}
 	r := &Reader{Reader: checked, Arguments: &strict.Value{Kind: '{'},
-		To: &Framework{File: d.File, Program: p.Name}, program: p.Name, texts: from.Texts}
+		To: &Framework{File: d.File, Program: p.Name, Package: p.Package}, program: p.Name, texts: from.Texts}
+	r.To.Release, r.To.Assumed = from.release(p)
+	r.noteRelease(p)
 	for _, m := range d.Root.Members {
 		_, own := p.Keys[m.Name]
 		if _, argument := trainingSchema.Keys()[m.Name]; p.Hosts && !own && argument {

@@ -114,6 +114,13 @@ func TestVerlRefuses(t *testing.T) {
 		micro + " critic.enable=True":          "a critic is trained beside the actor",
 		micro + " reward_model.enable=True":    "a model that rewards answers",
 		micro + " actor_rollout_ref.actor.strategy=megatron":                "of verl only FSDP is planned yet",
+		micro + " model_engine=megatron":                                    "model_engine is megatron",
+		micro + " --config-name=ppo_megatron_trainer.yaml":                  "config_name is ppo_megatron_trainer",
+		micro + " --config-name ppo_megatron_trainer":                       "config_name is ppo_megatron_trainer",
+		micro + " actor_rollout_ref.actor.megatron.param_offload=True":      "is of another engine than FSDP",
+		micro + " hydra.searchpath=[pkg://other.config]":                    "configurations that plimsoll does not have",
+		micro + " distillation.enabled=True":                                "a teacher lies on GPUs",
+		micro + " actor_rollout_ref.hybrid_engine=False":                    "the engine has GPUs of its own",
 		micro + " actor_rollout_ref.rollout.name=hf":                        `is "hf", expected vllm or sglang`,
 		micro + " actor_rollout_ref.actor.ulysses_sequence_parallel_size=2": "divides sequences among ranks",
 	} {

@@ -47,6 +47,8 @@ type Kind struct {
 	// command do so by a launcher. ByAccelerate says that a command takes flags of accelerate launch.
 	EveryDevice, ByAccelerate bool
 	Forced                    string
+	// Spreads says that a rank with several devices of its own has the model on all of them (device_map "auto").
+	Spreads bool
 	// Assigns says that arguments of such commands are assignments, as Hydra has them: section.key=value.
 	Assigns bool
 	// Arguments makes arguments of Megatron-LM of a command of a program that trains by Megatron core; nil for others.
@@ -64,6 +66,17 @@ var kinds []*Kind
 // Register sets the kinds of files and their order. Programs that wrap others come first, as their files have the
 // others' keys, too. Package programs has the list.
 func Register(all ...*Kind) { kinds = all }
+
+// Packages returns the packages of PyPI whose releases the reading of files depends on, and peft.
+func Packages() []string {
+	list := []string{"peft"}
+	for _, k := range kinds {
+		if k.Program != nil && k.Program.Package != "" && !slices.Contains(list, k.Program.Package) {
+			list = append(list, k.Program.Package)
+		}
+	}
+	return list
+}
 
 func (k *Kind) String() string { return k.Name }
 

@@ -98,6 +98,9 @@ func (s *starter) read(given bool) error {
 	}
 	s.everyDevice()
 	s.hostfile()
+	if err := s.spreads(); err != nil {
+		return err
+	}
 	if !given {
 		if err := s.accelerate(); err != nil {
 			return err
@@ -121,6 +124,22 @@ func (s *starter) everyDevice() {
 	if s.kind.EveryDevice && ownRanks && (strings.Contains(s.command, " ") || s.forced()) {
 		s.line.OnEveryDevice(s.command)
 	}
+}
+
+// spreads refuses a program that has the model on several devices of a rank.
+func (s *starter) spreads() error {
+	const name = "CUDA_VISIBLE_DEVICES"
+	w, at, set := s.line.Variable(name)
+	visible, ranks := len(strings.Split(w.Text, ",")), 1
+	if s.line.PerNode != nil {
+		ranks = max(1, s.line.PerNode.Is)
+	}
+	if !s.kind.Spreads || !set || strings.Contains(w.Text, "$") || visible/ranks < 2 {
+		return nil
+	}
+	return s.fault(at, fmt.Sprintf("%s shows %d GPUs, and %d rank starts: %s then spreads the model over the GPUs of "+
+		"a rank (device_map), which is not planned yet", name, visible, ranks, s.kind.Program.Name),
+		fmt.Sprintf("set %s to %d for a rank on each GPU", s.kind.LaunchVariables[0], visible))
 }
 
 // hostfile reads the hosts of deepspeed --hostfile, if the file is here and all have as many slots.
@@ -375,7 +394,7 @@ func unplannedScript(path string, text []byte) error {
 			line.Variables(v[0], v[1])
 		}
 	case line == nil:
-		return noConfiguration(path, cmp.Or(nature(text), "a script that starts no training"))
+		return noConfiguration(path, cmp.Or(nature(text), "a script that starts no training"), text)
 	case line.Module:
 		name = moduleOf(line)
 	default:

@@ -22,6 +22,9 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 	text, err := texts.Read(path, largest)
 	var other *files.NotRegular
 	switch {
+	case errors.Is(err, fs.ErrNotExist) && strings.Contains(path, "://"):
+		return "", fault.Inputf("%s is an address, expected a file", path).
+			WithHint("download the file first, and give its path")
 	case errors.Is(err, fs.ErrNotExist):
 		return "", fault.File(path).Inputf("there is no such file").WithHint("give the path of a configuration")
 	case errors.As(err, &other):
@@ -46,7 +49,7 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 		if what == "" {
 			return "", unreadable(path, text)
 		}
-		return "", noConfiguration(path, what)
+		return "", noConfiguration(path, what, text)
 	}
 	found, m := recognized(d.Root)
 	if found != nil && strict.IsYAML(path) && slices.Contains(onlyJSON, found) && !bytes.HasPrefix(
@@ -98,20 +101,38 @@ func unclear(path string, text []byte) error {
 		}
 	}
 	if what := nature(text); what != "" {
-		return noConfiguration(path, what)
+		return noConfiguration(path, what, text)
 	}
 	_, err := strict.ParseYAML(path, text)
 	return err
 }
 
 // noConfiguration refuses a file by its nature.
-func noConfiguration(path, what string) error {
+func noConfiguration(path, what string, text []byte) error {
 	hint := readable
+	if what == pythonSource {
+		return fault.File(path).Inputf("this is %s, which plimsoll does not read: expected a configuration of a "+
+			"training", what).WithHint(asPython(path, text))
+	}
 	if what == script || what == shellScript || what == commandArguments {
 		hint += "; give a script or arguments of Megatron-LM as --megatron"
 	}
 	return fault.File(path).Inputf("this is %s: expected a configuration of a training", what).WithHint(hint)
 }
+
+// asPython says how a program in Python is planned: as it runs, or by a call in it. A file of torchtitan's functions is
+// no program by itself.
+func asPython(path string, text []byte) string {
+	program := "python " + path
+	if titanFunction.Match(text) {
+		program = "python -m torchtitan.train --module MODULE --config FUNCTION"
+	}
+	return fmt.Sprintf("'plimsoll plan --gpu NAME --gpus N -- %s' plans it as it runs, without a GPU; or give its "+
+		"model to plimsoll.plan in Python, or name it by --model and say the rest by flags", program)
+}
+
+// titanFunction matches a function that returns a configuration of torchtitan since 0.3.
+var titanFunction = lazyregexp.New(`(?m)^def \w+\(.*\) -> (?:\w+\.)?Trainer\.Config:`)
 
 // unread refuses a file of a kind that plimsoll does not read, which the member m shows.
 func (k *Kind) unread(d *strict.Document, m *strict.Member) error {
@@ -148,6 +169,7 @@ var (
 // Natures of files that may hold arguments of a program.
 const (
 	script           = "a script"
+	pythonSource     = "Python source"
 	shellScript      = "a shell script"
 	commandArguments = "a list of arguments of a command"
 )
@@ -163,7 +185,7 @@ func nature(text []byte) string {
 	case bytes.HasPrefix(start, []byte{'{'}):
 		return "" // JSON, perhaps with a mistake
 	case pythonLine.Match(text):
-		return "Python source"
+		return pythonSource
 	case shellLine.Match(text):
 		return shellScript
 	case argumentLine.Match(start):

@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
+	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/input/recipe/strict"
@@ -19,6 +21,17 @@ type Reader struct {
 	To        *Framework
 	program   string // for messages
 	texts     files.Texts
+}
+
+// Since reports whether the program is of a release or a later one.
+func (r *Reader) Since(major, minor int) bool { return r.To.Release.AtLeast(major, minor, 0) }
+
+// noteRelease notes a release that is older than the oldest whose keys and defaults are known.
+func (r *Reader) noteRelease(p *Program) {
+	if o := p.Oldest; !r.To.Release.AtLeast(o.Major, o.Minor, o.Patch) {
+		r.Notes = append(r.Notes, Note{Where: fault.Position{File: r.File}, What: fmt.Sprintf("%s %v may have other "+
+			"keys and defaults: plimsoll knows those of %v and later", p.Name, r.To.Release, o)})
+	}
 }
 
 // part returns a document of values that the file or its program sets.
@@ -126,6 +139,15 @@ func (r *Reader) Longest(key string) {
 			r.To.Sequence, key, r.program)
 	}
 	r.Notes = append(r.Notes, Note{Where: r.Place(key), What: what})
+}
+
+// PadTo makes sequences longer, to a multiple of the number at a key.
+func (r *Reader) PadTo(key string) {
+	v := r.Find(key)
+	if n, err := strconv.Atoi(v.Text); err == nil && n > 1 && r.To.Sequence%n > 0 {
+		r.To.Sequence += n - r.To.Sequence%n
+		r.Note(key, fmt.Sprintf("is %d: sequences are padded to %d tokens", n, r.To.Sequence))
+	}
 }
 
 // Compute returns the type that a model computes in: "bf16", "fp16" or "".

@@ -3,6 +3,7 @@ package recipe
 import (
 	"fmt"
 	"math"
+	"strings"
 
 	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/strict"
@@ -139,7 +140,11 @@ func (r *trainingReader) fill(t *Training) {
 	if r.Has("max_grad_norm") && !r.Gives("max_grad_norm") { // null
 		t.MaxGradNorm = 0
 	}
-	t.TorchCompile = r.Truth("torch_compile") || r.Gives("torch_compile_backend") || r.Gives("torch_compile_mode")
+	t.TorchCompile = r.Truth("torch_compile") || r.Gives("torch_compile_backend") || r.Gives("torch_compile_mode") ||
+		r.Gives("torchdynamo")
+	if mode := r.Word("torch_compile_mode"); mode == "reduce-overhead" || mode == "max-autotune" {
+		r.Note("torch_compile_mode", "is "+mode+": CUDA graphs hold memory of their own, which is not planned")
+	}
 	t.TF32 = r.Truth("tf32") || t.TorchCompile && !r.Gives("tf32")
 	if v := r.Find("accelerator_config"); v != nil && v.Kind == '"' {
 		r.Note("accelerator_config", "names a file that is not read: sync_each_batch and split_batches are "+
@@ -226,6 +231,18 @@ func (r *trainingReader) conflicts() error {
 			`set "dataloader_num_workers" to 1 or more, or remove the key`},
 		{workers == 0 && r.Truth("dataloader_persistent_workers"), "dataloader_persistent_workers",
 			"is true, but there are no workers", `set "dataloader_num_workers" to 1 or more, or remove the key`},
+		{r.Truth("use_liger_kernel") && r.Number("label_smoothing_factor") > 0, "label_smoothing_factor",
+			"is above 0 beside use_liger_kernel: the loss then needs all logits, which is not planned with " +
+				"Liger's kernels",
+			"set one of the two to its default"},
+		{r.Truth("use_liger_kernel") && r.Gives("liger_kernel_config") && !r.Find("liger_kernel_config").IsEmpty(),
+			"liger_kernel_config", "chooses among Liger's kernels, which is not planned yet", "remove the key"},
+		{strings.Contains(r.Word("mp_parameters"), ":"), "mp_parameters",
+			"is given: SageMaker divides the model, which is not planned", "remove the key"},
+		{r.Word("half_precision_backend") == "apex" || r.Word("fp16_backend") == "apex", "half_precision_backend",
+			"is apex, which is not planned", "remove the key"},
+		{r.Gives("past_index") && r.Number("past_index") >= 0, "past_index",
+			"has the model return states of the batch before, which are not planned", "remove the key"},
 		{r.Gives("parallelism_config") &&
 			!r.Find("parallelism_config").IsEmpty(),
 			"parallelism_config", "is given, which is not planned yet", "set it in an accelerate configuration"},

@@ -74,12 +74,21 @@ func (f *Found) Of(name string) (Release, bool) {
 	return r, is
 }
 
+// OpenOf returns what is said of a package that has no one release.
+func (f *Found) OpenOf(name string) (Release, bool) {
+	if f == nil {
+		return Release{}, false
+	}
+	r, is := f.Open[name]
+	return r, is
+}
+
 // Names returns the names of the packages with a release.
 func (f *Found) Names() []string { return slices.Sorted(maps.Keys(f.All)) }
 
 // add adds a release. Where there are two, markers choose, and none counts.
 func (f *Found) add(name, text string, place fault.Position) {
-	name = normalized(name)
+	name = Normalized(name)
 	before, again := f.All[name]
 	open, isOpen := f.Open[name]
 	switch _, err := version.Parse(text); {
@@ -94,8 +103,8 @@ func (f *Found) add(name, text string, place fault.Position) {
 	}
 }
 
-// normalized is a name as PyPI compares it. conda calls PyTorch pytorch.
-func normalized(name string) string {
+// Normalized is a name as PyPI compares it. conda calls PyTorch pytorch.
+func Normalized(name string) string {
 	name = strings.Trim(separators.ReplaceAllString(strings.ToLower(name), "-"), "-")
 	return cmp.Or(map[string]string{"pytorch": "torch"}[name], name)
 }
@@ -161,8 +170,8 @@ func (f *Found) requirements(path, text string) {
 		} else if found := listed.FindStringSubmatch(line); found != nil {
 			f.add(found[1], found[2], place)
 		} else if found := ranged.FindStringSubmatch(line); found != nil {
-			if _, is := f.All[normalized(found[1])]; !is {
-				f.Open[normalized(found[1])] = Release{strings.TrimSpace(found[2]), place}
+			if _, is := f.All[Normalized(found[1])]; !is {
+				f.Open[Normalized(found[1])] = Release{strings.TrimSpace(found[2]), place}
 			}
 		}
 	}

@@ -109,14 +109,16 @@ func TestConditions(t *testing.T) {
 		"if [ $# -lt 1 ]; then a; fi":                                    "a",
 		"if [ -f x ]; then a; else b; fi":                                "a: " + onFile + "; b: " + onFile,
 		"N=$(id -u); if [ $N -gt 1 ]; then a $N; fi":                     "a $(id -u): the condition [ $N -gt 1 ]",
+		"[ a = a ] && { [ b = c ] || [ c = c ]; } && N=2; a $N":          "a 2",
+		"if { true; [ a = b ]; }; then N=1; else N=2; fi; a $N":          "a 2",
 		"[ -d x ] && N=2; a $N":                                          "a $N",
 		"N=2; [ -d x ] && N=2; a $N":                                     "a 2",
 		"if [ -f x ]; then N=1; else N=2; fi; if [ $N = 1 ]; then a; fi": "a: the condition [ $N = 1 ]",
-		"mkdir x && a":                                                   "mkdir x; a",
-		"cd x || exit 1; a":                                              "cd x; a",
-		"for f in *.txt; do a $f; done":                                  "a $f: the loop over f",
-		"N=1; while read l; do N=2; done; a $N":                          "a 1",
-		"if command -v x; then a; fi":                                    "command -v x; a: the condition command -v x",
+		"mkdir x && a":                          "mkdir x; a",
+		"cd x || exit 1; a":                     "cd x; a",
+		"for f in *.txt; do a $f; done":         "a $f: the loop over f",
+		"N=1; while read l; do N=2; done; a $N": "a 1",
+		"if command -v x; then a; fi":           "command -v x; a: the condition command -v x",
 	} {
 		s, err := Read("", []byte(script), nil, nil)
 		if err != nil {

@@ -72,11 +72,22 @@ func (r *runner) condition(s *syntax.Stmt) answer {
 		default:
 			holds = x
 		}
+	case *syntax.Block:
+		holds = r.lastOf(c.Stmts)
 	default:
 		r.statement(s)
 	}
 	if s.Negated {
 		return holds.not()
+	}
+	return holds
+}
+
+// lastOf follows the statements of a group in braces, and says whether the last one succeeds.
+func (r *runner) lastOf(list []*syntax.Stmt) (holds answer) {
+	holds = yes
+	for _, s := range list {
+		holds = r.condition(s)
 	}
 	return holds
 }

@@ -35,12 +35,22 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	if h.Value != "" {
 		return p.value(h, x)
 	}
+	if p.Loss == TiledLoss || p.Loss == RecomputedLoss {
+		defer p.KeepLossHere()()
+		if p.Loss == TiledLoss {
+			return Result{Loss: p.tiledLoss(h, x)}
+		}
+		return Result{Loss: p.recomputedLoss(h, x)}
+	}
 	outputs := h.Outputs
 	if !h.Classes {
 		outputs /= p.Parallel.Tensor
 	}
 	if p.Loss == ChunkedLoss && p.ChunksHead {
 		return p.chunkedHead(h, x, outputs)
+	}
+	if p.Loss == ChunkedOutputsLoss || p.Loss == LinearLoss {
+		return Result{Loss: p.chunkedEntropy(h, x, outputs)}
 	}
 	logits := p.logits(h, x, outputs)
 	defer p.KeepLossHere()()

@@ -52,6 +52,16 @@ const (
 	// DivergentLoss is ASFT: behind the model's own loss the program computes another, and the divergence from the
 	// logits of a frozen model (asft_loss_func in LLaMA-Factory's train/trainer_utils.py).
 	DivergentLoss
+	// TiledLoss has log-probabilities of tokens from tiles of tokens and vocabulary, which the backward pass makes
+	// again: TRL since 1.15.
+	TiledLoss
+	// RecomputedLoss is the loss of 256 tokens at a time, which the backward pass computes again: chunked_nll of TRL
+	// before 1.15.
+	RecomputedLoss
+	// ChunkedOutputsLoss and LinearLoss are torchtune's losses of parts of the tokens, with the logits of all parts at
+	// once or of one after the other.
+	ChunkedOutputsLoss
+	LinearLoss
 )
 
 // Options are the settings of one forward pass.

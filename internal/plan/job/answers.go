@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/plan/forward"
 )
 
@@ -65,6 +66,9 @@ func (r *resolver) answers() error {
 	j.Loss = forward.LogProbabilities
 	if a.Selected {
 		j.Loss = forward.SelectedLogProbabilities
+	}
+	if f := r.Inputs.framework; f != nil && f.Chunks == recipe.InTiles {
+		j.Loss, j.Answers.HalfLoss, j.Answers.LogsEntropy = forward.TiledLoss, false, false // of the log-probabilities
 	}
 	if a.Mismatched {
 		j.BatchTensors = 6

@@ -73,7 +73,7 @@ func Read(q Request) (*Inputs, error) {
 
 // source is what the files of the request are read with.
 func (in *Inputs) source() recipe.Source {
-	return recipe.Source{DeepSpeed: in.deepSpeedRelease, Texts: in.request.Texts}
+	return recipe.Source{DeepSpeed: in.deepSpeedRelease, Texts: in.request.Texts, Releases: in.environment.releaseOf}
 }
 
 // readConfigs gives each file of unknown kind to the flag for its content.
@@ -268,6 +268,11 @@ func (in *Inputs) addRouterLoss() error {
 	}
 	mixes := slices.ContainsFunc(m.Network.Blocks(), func(b model.Block) bool { return b.FeedForward.Mixture != nil })
 	with, ok := m.WithRouterLoss()
+	if mixes && !ok && f.RouterLossAssumed {
+		what := "is a mixture of experts: if " + f.Program + " has a loss of its routers, their logits come on top"
+		f.Notes = append(f.Notes, recipe.Note{Where: f.Place(), What: what})
+		return nil
+	}
 	if mixes && !ok {
 		return fault.File(f.File).Inputf("the logits of all routers are not planned for %s", m.Architecture).
 			WithHint("leave out the loss of routers, and expect a training with it to take more memory: a logit for " +

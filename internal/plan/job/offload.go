@@ -156,7 +156,11 @@ func checkChoice(flag, value string, known []string) error {
 	if value == "" || slices.Contains(known, value) {
 		return nil
 	}
-	return fault.Inputf("--%s is %q, expected %s", flag, value, fault.OneOf(known...))
+	hint := ""
+	if flag == "offload" {
+		hint = "for DeepSpeed's offload give --zero and --zero-offload; for FSDP's, --fsdp and --fsdp-offload"
+	}
+	return fault.Inputf("--%s is %q, expected %s", flag, value, fault.OneOf(known...)).WithHint(hint)
 }
 
 // refuseOffload refuses jobs whose states plimsoll.torch.StateOffload cannot hold.

@@ -155,6 +155,7 @@ func (r *resolver) namedLoss() error {
 	}
 	switch name {
 	case "":
+		r.chunkedLoss()
 	case "fp32":
 		r.job.Loss = forward.ShiftLabels
 	case "native":
@@ -164,9 +165,25 @@ func (r *resolver) namedLoss() error {
 	case "fused":
 		r.job.Loss = forward.FusedLoss
 	default:
-		return fault.Inputf("unknown loss %q", name).WithHint("expected one of " + strings.Join(Losses, ", "))
+		return fault.Inputf("unknown loss %q", name).WithHint("expected one of " + strings.Join(Losses, ", ") +
+			"; that of Liger is fused")
 	}
 	return nil
+}
+
+// chunkedLoss sets the parts that a program computes the loss in. A compiled loss, and that of modules of Liger, go
+// before.
+func (r *resolver) chunkedLoss() {
+	f := r.Inputs.framework
+	if f == nil || f.Chunks == "" {
+		return
+	}
+	if r.job.Loss == forward.CompiledLoss && (f.Chunks == recipe.Outputs || f.Chunks == recipe.Linear) {
+		return
+	}
+	r.job.Loss = map[recipe.Chunks]forward.LossKind{recipe.Outputs: forward.ChunkedOutputsLoss,
+		recipe.Linear: forward.LinearLoss, recipe.InTiles: forward.TiledLoss,
+		recipe.Recomputed: forward.RecomputedLoss, recipe.BySequence: forward.SelectedLogProbabilities}[f.Chunks]
 }
 
 // ligerModels are the model types with kernels in liger-kernel 0.6

@@ -78,8 +78,9 @@ type Request struct {
 
 // Recorded are files of what a job runs on, and of what it has run like.
 type Recorded struct {
-	Environment string `json:",omitempty"` // requirements, a lock file or a folder of Python's packages
-	Factors     string `json:",omitempty"` // a file of compare --learn
+	Environment string   `json:",omitempty"` // requirements, a lock file or a folder of Python's packages
+	Releases    []string `json:",omitempty"` // of packages, such as trl=1.6.0
+	Factors     string   `json:",omitempty"` // a file of compare --learn
 }
 
 // The allowed values of some fields. Help and completion use them, too.

@@ -19,7 +19,7 @@ func (r *resolver) versions() error {
 	}
 	beside := contemporaries(torch)
 	if f := r.Inputs.framework; f != nil {
-		for _, said := range r.environment.ofProgram(f.Program) {
+		if said := r.environment.ofProgram(f); said != "" {
 			r.assume("%s", said)
 		}
 	}

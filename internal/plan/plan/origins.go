@@ -16,6 +16,8 @@ var losses = map[forward.LossKind]string{
 	forward.ChunkedLoss: "of chunks", forward.NativeLoss: "of a training loop", forward.FusedLoss: "of fused products",
 	forward.InPlaceLoss: "in place", forward.LogProbabilities: "of answers",
 	forward.SelectedLogProbabilities: "of selected answers", forward.DivergentLoss: "of divergence",
+	forward.TiledLoss: "of tiles", forward.RecomputedLoss: "of checkpoints",
+	forward.ChunkedOutputsLoss: "of torchtune", forward.LinearLoss: "of torchtune",
 }
 
 // originsOf returns what decides the origins of a job's components.

@@ -47,6 +47,7 @@ func TestAnswersAsMeasured(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			file := filestest.InNewFolder(t)
 			q := job.Request{Configs: []string{file("train.yaml", c.text)}, GPUs: 1, GPU: "H100-80GB",
+				Recorded: job.Recorded{Releases: []string{"trl=1.9.0"}}, // what was measured, before 1.15 had tiles
 				Model: file("llama.json", `{"architectures": ["LlamaForCausalLM"], "vocab_size": 32000,
 					"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4,
 					"torch_dtype": "float32"}`)}

@@ -335,7 +335,10 @@ func (s *simulation) score(r *simulation) (result forward.Result) {
 	if n := s.rollout.LogProbsBatch; n > 0 {
 		options.Batch = n
 	}
-	if s.rollout.ChunkedLogProbs {
+	switch {
+	case s.Loss == forward.TiledLoss:
+		options.Loss = s.Loss
+	case s.rollout.ChunkedLogProbs:
 		options.Loss = forward.FusedLoss
 	}
 	s.tape.WithoutGradients(func() { result = r.forward(s.tape, r.Model.Network, r.modules, options) })

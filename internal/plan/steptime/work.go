@@ -137,7 +137,8 @@ func workOf(j *job.Job) work {
 		w.addOpaque(j, tokens)
 	}
 	logits := float64(logitBytes)
-	if j.Loss == forward.FusedLoss || j.Loss == forward.ChunkedLoss || j.Loss == forward.CompiledLoss {
+	switch j.Loss {
+	case forward.FusedLoss, forward.ChunkedLoss, forward.CompiledLoss, forward.TiledLoss, forward.RecomputedLoss:
 		logits = fusedBytes
 	}
 	w.loss = tokens * float64(network.Head.Outputs) * logits / each

@@ -323,7 +323,11 @@ func environment() []string {
 func interpreterOf(program string) (string, error) {
 	path, err := exec.LookPath(program)
 	if err != nil {
-		return "", fault.Inputf("%s: there is no such program", program)
+		hint := "give the command as a shell would start it, such as python train.py"
+		if _, err := os.Stat(program); err == nil {
+			hint = "a file that is no program stands before --, or without it: plimsoll plan " + program
+		}
+		return "", fault.Inputf("%s: there is no such program", program).WithHint(hint)
 	}
 	if strings.HasPrefix(filepath.Base(program), "python") {
 		return path, nil

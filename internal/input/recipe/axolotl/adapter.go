@@ -68,6 +68,9 @@ func (r *reader) adapt() error {
 		targets = strict.Of("all-linear")
 	}
 	r.To.AddsInFull = true // peft 0.19
+	if !r.Truth("peft_autocast_adapter_dtype") {
+		r.To.AdapterPrecision = r.To.Weights
+	}
 	err := r.Adapt("adapter", map[string]*strict.Value{"r": r.Find("lora_r"), "lora_alpha": r.Find("lora_alpha"),
 		"target_parameters": recipe.AsList(r.Find("lora_target_parameters")),
 		"lora_dropout":      r.Find("lora_dropout"), "target_modules": targets,

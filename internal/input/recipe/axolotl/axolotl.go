@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
@@ -25,10 +26,10 @@ var Kind = &recipe.Kind{Name: "axolotl configuration", Flag: recipe.ConfigFlag, 
 		recipe.SavesModelOnly:        {Path: "save_only_model", Unset: false},
 		recipe.GradientCheckpointing: {Path: "gradient_checkpointing"}, recipe.OptimizerName: {Path: "optimizer"}}}
 
-// axolotl is axolotl's configuration of July 2026 (commit 067b021c): src/axolotl/utils/schemas, with the older names of
-// keys that it still takes.
-var axolotl = recipe.Program{Name: "axolotl", Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
-	Keys: strict.Merge(
+// axolotl is axolotl's configuration: src/axolotl/utils/schemas, with the older names of keys that it still takes.
+var axolotl = recipe.Program{Name: "axolotl", Package: "axolotl", Release: version.Version{Minor: 19},
+	Oldest: version.Version{Minor: 8, Patch: 1}, Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
+	Keys: strict.Merge(rule.Ignored(ignored),
 		rule.Measured.For("cpo_alpha"),
 		rule.NameOrNames.For("dpo_loss_type"),
 		rule.Worded.For("base_model model_type rl lora_model_dir attn_implementation"),
@@ -69,14 +70,22 @@ var axolotl = recipe.Program{Name: "axolotl", Read: func(r *recipe.Reader) error
 			"gptq":                  rule.Switched,
 			"freeze_mm_modules":     rule.Switched,
 			"torch_compile_backend": rule.Worded,
+			"torch_compile_mode":    rule.Worded,
+			"cut_cross_entropy":     rule.Switched.Default(true),
+			"eval_sequence_len":     rule.Counted,
+			"pad_to_multiple_of":    rule.Counted,
+
+			"peft_autocast_adapter_dtype": rule.Switched.Default(true),
+			"overrides_of_model_config":   rule.Free.OrNull(),
 		},
+		rule.Anything.For(unplannedLoading+" "+noted+" optim_args"),
 		rule.Anything.For(strings.Join([]string{unplannedStages, unplannedModels, unplannedPasses,
 			unplannedAdapters, unplannedRest, unplannedAnswers, unplannedKernels}, " ")),
 		rule.Worded.For("expert_backend experts_implementation"),
 		rule.Switched.For(`use_scattermoe use_sonicmoe moe_bnb_fast llama4_linearized_experts tiled_mlp
 			tiled_mlp_use_original_mlp`),
 		rule.Counted.For("tiled_mlp_num_shards"),
-		rule.Anything.For(saving), rule.Ignored(ignored),
+		rule.Anything.For(saving),
 	)}
 
 //go:embed ignored.txt
@@ -96,6 +105,12 @@ const (
 		dsv4_shared_mlp_lora_kernel dsv4_bf16_all dsv4_fp4_grouped_mode gemma4_fp8_nonexpert gemma4_nf4_nonexpert
 		nonexpert_quantization nvfp4_merge_aware`
 	unplannedRest = "fp8 expert_parallel_size gpu_memory_limit max_memory"
+
+	unplannedLoading = "deepcompile trainer_cls"
+
+	// Keys that only get a note.
+	noted = `use_kernels embeddings_skip_upcast qlora_sharded_model_loading gc_steps gc_collect_steps do_causal_lm_eval
+		do_bench_eval eval_table_size device_map`
 
 	// Keys of kernels that take less memory than those that are planned.
 	saving = `liger_rope liger_rms_norm liger_glu_activation liger_layer_norm liger_cross_entropy liger_swiglu
@@ -118,6 +133,10 @@ func (r *reader) read() error {
 			cmp.Or(strict.DidYouMean(name.Text, recipe.TrainerOptimizers), "plimsoll plans the Trainer's optimizers"))
 	}
 	r.Longest("sequence_len")
+	if r.Gives("pad_to_multiple_of") {
+		r.PadTo("pad_to_multiple_of")
+	}
+	r.remarks()
 	if r.Truth("freeze_mm_modules") { // utils/freeze.py
 		r.To.Freezes = &recipe.Freezes{Vision: true, Projector: true,
 			Named: strings.Fields("vision_tower vision_model multi_modal_projector visual")}
@@ -156,7 +175,8 @@ func (r *reader) refuse() error {
 		r.Unplanned("it changes what the passes hold", unplannedPasses),
 		r.Unplanned("it changes what the adapter holds", unplannedAdapters),
 		r.Unplanned("training goes on with an adapter whose adapter_config.json says its rank", "lora_model_dir"),
-		r.Unplanned("it divides or moves the model", unplannedRest)); err != nil {
+		r.Unplanned("it divides or moves the model", unplannedRest),
+		r.Unplanned("it changes the model or the loop of the training", unplannedLoading), r.placement()); err != nil {
 		return err
 	}
 	return r.plugins()
@@ -178,7 +198,7 @@ func (r *reader) arguments() {
 	for _, key := range strings.Fields(`learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm tf32
 		torch_compile torch_compile_backend group_by_length dataloader_pin_memory dataloader_num_workers
 		dataloader_prefetch_factor ddp_bucket_cap_mb accelerator_config torch_empty_cache_steps auto_find_batch_size
-		optim_target_modules save_only_model`) {
+		optim_target_modules save_only_model torch_compile_mode`) {
 		r.Pass(key, key)
 	}
 	for _, key := range strings.Fields(saving) {
@@ -201,7 +221,8 @@ func (r *reader) arguments() {
 			r.RouterLoss(v.Find("output_router_logits"))
 		}
 	}
-	if r.Truth("liger_fused_linear_cross_entropy") || r.pluginNamed("CutCrossEntropyPlugin") {
+	if r.Truth("liger_fused_linear_cross_entropy") ||
+		r.pluginNamed("CutCrossEntropyPlugin") && r.Truth("cut_cross_entropy") {
 		r.To.FusedLoss = true
 	}
 }

@@ -3,9 +3,11 @@ package litgpt
 
 import (
 	"cmp"
+	_ "embed"
 	"path"
 	"strings"
 
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
@@ -20,6 +22,7 @@ var Kind = &recipe.Kind{Name: "LitGPT configuration", Flag: recipe.ConfigFlag, P
 
 // litgpt is LitGPT 0.5.13: litgpt/finetune/lora.py and litgpt/args.py.
 var litgpt = recipe.Program{Name: "LitGPT",
+	Package: "litgpt", Release: version.Version{Minor: 5, Patch: 13}, Oldest: version.Version{Minor: 5},
 	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
 	Keys: strict.Merge(
 		rule.Worded.For("checkpoint_dir precision"),
@@ -43,8 +46,11 @@ var litgpt = recipe.Program{Name: "LitGPT",
 			}).AndOthers(),
 		},
 		rule.Anything.For("adapter_start_layer"),
-		rule.Ignored("out_dir data eval log logger_name seed access_token resume"),
+		rule.Ignored(ignored), rule.Anything.For("data eval log"),
 	)}
+
+//go:embed ignored.txt
+var ignored string
 
 // reader reads a configuration.
 type reader struct{ *recipe.Reader }

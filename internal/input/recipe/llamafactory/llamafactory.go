@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
@@ -29,10 +30,11 @@ var Kind = &recipe.Kind{Name: "LLaMA-Factory configuration", Flag: recipe.Config
 
 func inverse(x any) any { return x != true }
 
-// llamaFactory is LLaMA-Factory of August 2026 (commit ff6d4d12): the arguments in src/llamafactory/hparams.
-var llamaFactory = recipe.Program{Name: "LLaMA-Factory", Hosts: true,
+// llamaFactory is LLaMA-Factory: the arguments in src/llamafactory/hparams.
+var llamaFactory = recipe.Program{Name: "LLaMA-Factory", Hosts: true, Package: "llamafactory",
+	Release: version.Version{Minor: 9, Patch: 5}, Oldest: version.Version{Minor: 9, Patch: 1},
 	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
-	Keys: strict.Merge(
+	Keys: strict.Merge(rule.Ignored(ignored),
 		rule.Worded.For("model_name_or_path adapter_name_or_path additional_target quantization_method"),
 		rule.Worded.For("ref_model freeze_trainable_modules freeze_extra_modules"),
 		rule.Switched.For(`use_muon use_llama_pro disable_gradient_checkpointing pure_bf16 use_rslora use_dora pissa_init
@@ -79,8 +81,12 @@ var llamaFactory = recipe.Program{Name: "LLaMA-Factory", Hosts: true,
 		rule.Anything.For(unplannedReferences+" "+unplannedKeys()),
 		rule.Anything.For("export_dir "+megatronKeys),
 		rule.Anything.For("task task_dir batch_size lang n_shot save_dir download_mode"), // of llamafactory-cli eval
-		rule.Ignored(ignored),
+		rule.Anything.For("quantization_device_map train_from_scratch use_v1_kernels moe_aux_loss_coef "+
+			"loraplus_lr_ratio "+newTokens),
 	)}
+
+// newTokens are keys that make the vocabulary longer by as many entries as they name.
+const newTokens = "add_tokens add_special_tokens new_special_tokens_config"
 
 //go:embed ignored.txt
 var ignored string
@@ -209,6 +215,21 @@ func (r *reader) refuse() error {
 	if v := r.Find("mixture_of_depths"); v != nil && v.Text == "convert" {
 		return r.Fault("mixture_of_depths", "is convert: the blocks of mixture-of-depth 1.2.0, the latest release, do "+
 			"not run in Llama of transformers 4.55, which LLaMA-Factory needs at least, or later", "remove the key")
+	}
+	for key := range strings.FieldsSeq(newTokens) {
+		if recipe.On(r.Find(key)) {
+			r.Note(key, "makes the vocabulary longer, to a multiple of 64: the plan has it as it was published")
+		}
+	}
+	if recipe.On(r.Find("use_v1_kernels")) {
+		r.Note("use_v1_kernels", "has kernels that keep less for the backward pass than the plan says")
+	}
+	if recipe.On(r.Find("train_from_scratch")) {
+		r.Note("train_from_scratch", "has weights made instead of loaded: the plan loads them")
+	}
+	if v := r.Find("quantization_device_map"); recipe.On(v) {
+		return r.Fault("quantization_device_map", "spreads the quantized model over the GPUs of one process, which is "+
+			"not planned", "remove the key")
 	}
 	for _, u := range unplanned {
 		if err := r.Unplanned(u.why, u.key); err != nil {

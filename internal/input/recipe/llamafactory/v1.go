@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
@@ -18,8 +19,9 @@ var V1 = &recipe.Kind{Name: "configuration of LLaMA-Factory's trainer v1", Flag:
 
 // llamaFactoryV1 is the configuration of LLaMA-Factory's trainer v1 of August 2026 (commit ff6d4d12):
 // src/llamafactory/v1/config, with the plugins that its sections name.
-var llamaFactoryV1 = recipe.Program{Name: "LLaMA-Factory's trainer v1",
-	Read: func(r *recipe.Reader) error { return (&readerV1{r}).read() },
+var llamaFactoryV1 = recipe.Program{Name: "LLaMA-Factory's trainer v1", Package: "llamafactory",
+	Release: version.Version{Minor: 9, Patch: 5},
+	Read:    func(r *recipe.Reader) error { return (&readerV1{r}).read() },
 	Keys: strict.Merge(strict.Keys{
 		"model":                           rule.Worded.Default("Qwen/Qwen3-4B-Instruct-2507"),
 		"model_class":                     strict.Text("llm", "cls", "other").OrNull().Default("llm"),

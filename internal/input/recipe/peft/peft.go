@@ -2,6 +2,7 @@
 package peft
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -98,7 +99,7 @@ func Read(document *strict.Document) (*Adapter, error) {
 	if err := r.matches(a); err != nil {
 		return nil, err
 	}
-	if err := r.Refuse(r.conflicts(a)); err != nil {
+	if err := cmp.Or(r.Refuse(r.conflicts(a)), r.unplanned()); err != nil {
 		return nil, err
 	}
 	a.Notes = r.Notes
@@ -169,6 +170,32 @@ func (r *adapterReader) fillLoRA(a *Adapter) {
 	a.TiesWeights = r.Truth("ensure_weight_tying")
 	a.TrainableTokens = r.tokens()
 	a.ReplicatesLayers = r.some("layer_replication")
+}
+
+// changing are keys of LoraConfig that give its modules other weights or passes, which are not planned.
+var changing = map[string]string{"use_qalora": "inputs are pooled by groups",
+	"use_bdlora":        "weights are block-diagonal",
+	"velora_config":     "the backward pass has compressed inputs",
+	"monteclora_config": "weights have parameters of their distribution",
+	"kasa_config":       "modules have singular values of their own",
+	"arrow_config":      "several adapters run, and a router chooses among them",
+	"megatron_config":   "modules are those of Megatron core"}
+
+// unplanned refuses keys that change what an adapter holds. It notes the ones that hold little.
+func (r *adapterReader) unplanned() error {
+	if !r.Knows("use_qalora") {
+		return nil
+	}
+	for _, key := range slices.Sorted(maps.Keys(changing)) {
+		if v := r.Find(key); v != nil && !v.IsEmpty() && v.Text != "false" {
+			return r.Fault(key, "is given: "+changing[key]+", which is not planned yet", "remove it to plan the "+
+				"adapter without, and expect its memory to differ")
+		}
+	}
+	if r.Gives("alora_invocation_tokens") {
+		r.Note("alora_invocation_tokens", "masks the outputs of adapters, which takes more than the plan says")
+	}
+	return nil
 }
 
 // some reports whether the file has a key with a value that is not empty.

@@ -2,6 +2,9 @@
 package rule
 
 import (
+	"maps"
+	"strings"
+
 	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/input/recipe/strict"
 )
@@ -32,8 +35,11 @@ var (
 )
 
 // Ignored returns the rules of keys that no plan depends on. A list has one a line, beside comments that begin with #.
+// Headings, which begin with ##, say why. Patterns with * are of keys in sections that are not read.
 func Ignored(list string) strict.Keys {
-	return Anything.For(Uncommented(list))
+	keys := Anything.For(Uncommented(list))
+	maps.DeleteFunc(keys, func(name string, _ strict.Rule) bool { return strings.Contains(name, "*") })
+	return keys
 }
 
 // Uncommented returns a list of keys without its lines of comment.

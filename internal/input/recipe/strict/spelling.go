@@ -6,7 +6,11 @@ import (
 	"strings"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/lazyregexp"
 )
+
+// digitGroups matches a number whose thousands have commas.
+var digitGroups = lazyregexp.New(`^\d{1,3}(?:,\d{3})+$`)
 
 // slip returns advice for a common mistake in a value, or "".
 func (d *Document) slip(rule Rule, v *Value) string {
@@ -18,6 +22,8 @@ func (d *Document) slip(rule Rule, v *Value) string {
 	switch {
 	case v.Kind != '"' && word:
 		return "YAML 1.1 reads " + v.Text + " as a boolean: write '" + v.Text + "' in quotes"
+	case v.Kind == '"' && rule.IsNumber() && digitGroups.MatchString(v.Text):
+		return "write " + strings.ReplaceAll(v.Text, ",", "") + ", without commas"
 	case v.Kind != '"' || rule.form == textForm || rule.form == objectForm || rule.form == listForm:
 		return ""
 	case v.Text == "auto":

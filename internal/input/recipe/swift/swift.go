@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"fmt"
 
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
@@ -17,17 +18,17 @@ var Kind = &recipe.Kind{Name: "ms-swift configuration", Flag: recipe.ConfigFlag,
 	Marks: `train_type tuner_type tuner_backend sft_type rlhf_type split_dataset_ratio attn_impl swift_sft
 		swift_rlhf`,
 	LaunchVariables: []string{"NPROC_PER_NODE", "NNODES"},
-	ConfigIn:        "config",
+	ConfigIn:        "config", Spreads: true, // is_mp in swift/utils/env.py
 	Commands: map[string]string{"swift sft": "swift_sft", "swift pt": "swift_sft", "swift/cli/sft.py": "swift_sft",
 		"swift/cli/pt.py": "swift_sft", "swift rlhf": "swift_rlhf", "swift/cli/rlhf.py": "swift_rlhf"}}
 
 // Preset is the kind of files that --fsdp names.
 var Preset = &recipe.Kind{Name: "file that --fsdp of ms-swift names", Marks: "_param_docs _requires"}
 
-// swift is ms-swift of August 2026 (commit 3602360a): swift/arguments and swift/trainers/arguments.py.
-var swift = recipe.Program{Name: "ms-swift", Hosts: true,
+// swift is ms-swift: swift/arguments and swift/trainers/arguments.py.
+var swift = recipe.Program{Name: "ms-swift", Hosts: true, Package: "ms-swift", Release: newest, Oldest: oldest,
 	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
-	Keys: strict.Merge(
+	Keys: strict.Merge(rule.Ignored(ignored),
 		rule.Worded.For(`model torch_dtype attn_impl tuner_type train_type sft_type tuner_backend target_regex
 			task_type quant_method lora_dtype optimizer bnb_4bit_quant_storage bnb_4bit_compute_dtype`),
 		rule.Switched.For("use_rslora use_dora fp16 bf16"),
@@ -57,10 +58,17 @@ var swift = recipe.Program{Name: "ms-swift", Hosts: true,
 			"freeze_parameters_ratio":  rule.Measured,
 		},
 		rule.Anything.For(`ref_adapters use_galore freeze_parameters freeze_parameters_regex trainable_parameters
-			trainable_parameters_regex freeze_llm zero_hpz_partition_size deepspeed_autotp_size external_plugins device_map
-			max_memory new_special_tokens loss_type num_labels init_weights hqq_axis`),
-		rule.Ignored(ignored),
+			trainable_parameters_regex zero_hpz_partition_size deepspeed_autotp_size external_plugins device_map
+			max_memory new_special_tokens loss_type num_labels init_weights hqq_axis model_kwargs rpo_alpha
+			router_aux_loss_coef`),
+		rule.Switched.For("freeze_llm packing vit_gradient_checkpointing use_logits_to_keep"),
+		rule.Switched.Default(true).For("freeze_vit freeze_aligner"),
+		rule.Counted.For("packing_length max_pixels"),
+		rule.Worded.For("experts_impl"),
 	)}
+
+// The releases whose keys and defaults are known.
+var newest, oldest = version.Version{Major: 4, Minor: 6}, version.Version{Major: 3, Minor: 5, Patch: 3}
 
 //go:embed ignored.txt
 var ignored string
@@ -83,11 +91,8 @@ func (r *reader) read() error {
 			return err
 		}
 	}
-	if r.Gives("max_length") {
-		r.Longest("max_length")
-	} else {
-		r.Note("max_length", "is not given: ms-swift cuts samples only where the model ends, so give --seq-len")
-	}
+	r.length()
+	r.parts(tuner)
 	if err := cmp.Or(r.types(), r.shard()); err != nil {
 		return err
 	}
@@ -102,8 +107,11 @@ func (r *reader) read() error {
 func (r *reader) refuse(tuner string) error {
 	for _, key := range []string{"tuner_type", "train_type", "sft_type"} {
 		if r.Gives(key) && tuner != "lora" && tuner != "full" {
-			return r.Fault(key, fmt.Sprintf("is %s, which is not planned yet", r.Find(key)),
-				"plimsoll plans lora and full")
+			hint := "plimsoll plans lora and full"
+			if tuner == "qlora" {
+				hint = "set it to lora, and add quant_method: bnb and quant_bits: 4"
+			}
+			return r.Fault(key, fmt.Sprintf("is %s, which is not planned yet", r.Find(key)), hint)
 		}
 	}
 	if v := r.Find("task_type"); v != nil && v.Text != "causal_lm" && r.Word("rlhf_type") != "rm" {
@@ -123,7 +131,7 @@ func (r *reader) refuse(tuner string) error {
 	return cmp.Or(r.answers(),
 		r.Unplanned("the optimizer has states of its own", "use_galore"),
 		r.Unplanned("it trains a part of the parameters", `freeze_parameters freeze_parameters_regex
-			trainable_parameters trainable_parameters_regex freeze_llm`),
+			trainable_parameters trainable_parameters_regex`),
 		r.Unplanned("plugins may change the model or the loss", "external_plugins optimizer"),
 		r.Unplanned("it divides the model in another way", `zero_hpz_partition_size deepspeed_autotp_size device_map
 			max_memory`),
@@ -134,7 +142,8 @@ func (r *reader) refuse(tuner string) error {
 // answers reads what 'swift rlhf' trains on answers: swift/rlhf_trainers, and swift/arguments/rlhf_args.py.
 func (r *reader) answers() error {
 	if !r.Gives("swift_rlhf") && !r.Gives("rlhf_type") {
-		return r.Unplanned("plugins may change the model or the loss", "loss_type")
+		return cmp.Or(r.Unplanned("plugins may change the model or the loss", "loss_type"),
+			r.Unplanned("it trains another head", "num_labels"))
 	}
 	const key = "rlhf_type"
 	kind := r.Word(key)
@@ -149,9 +158,10 @@ func (r *reader) answers() error {
 		return nil
 	}
 	a := &recipe.Answers{Pairs: true, Selected: true, DropsLogits: kind == "dpo",
-		Reference:    kind == "dpo" && !r.Truth("precompute_ref_log_probs"),
-		Model:        r.Word("ref_model"),
-		CrossEntropy: kind == "orpo" || kind != "dpo" && r.Number("cpo_alpha") > 0}
+		Reference: kind == "dpo" && !r.Truth("precompute_ref_log_probs"),
+		Model:     r.Word("ref_model"),
+		CrossEntropy: kind == "orpo" || kind == "dpo" && r.scoresAnswers() ||
+			kind != "orpo" && kind != "dpo" && r.Number("cpo_alpha") > 0}
 	r.To.Answers = a
 	r.NoteAnswers(key)
 	return r.Unplanned("the reference model has an adapter", "ref_adapters")

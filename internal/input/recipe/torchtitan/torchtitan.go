@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
@@ -64,6 +65,7 @@ func policyOf(x any) any {
 
 // torchtitan is torchtitan's JobConfig of 2025 in TOML (torchtitan/config/job_config.py), with the older names of keys.
 var torchtitan = recipe.Program{Name: "torchtitan",
+	Package: "torchtitan", Release: version.Version{Minor: 2, Patch: 2},
 	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
 	Keys: strict.Merge(strict.Keys{
 		"model": section(rule.Worded.For("name flavor"), rule.Names.OrNull().For("converters")),
@@ -84,6 +86,9 @@ var torchtitan = recipe.Program{Name: "torchtitan",
 			pipeline_parallel_degree context_parallel_degree expert_parallel_degree expert_tensor_parallel_degree`),
 			strict.Keys{
 				"data_parallel_shard_degree":                rule.Integer.Default(-1),
+				"disable_loss_parallel":                     rule.Switched,
+				"enable_async_tensor_parallel":              rule.Switched,
+				"expert_parallel_comm_backend":              rule.Worded.Default("standard"),
 				"pipeline_parallel_schedule":                rule.Worded.Default("1F1B"),
 				"pipeline_parallel_schedule_csv":            rule.Text.OrNull(),
 				"pipeline_parallel_microbatch_size":         rule.Counted.Default(1),
@@ -95,11 +100,15 @@ var torchtitan = recipe.Program{Name: "torchtitan",
 				"fsdp_reshard_after_forward": strict.Text("default", "always", "never").
 					Default("default")}),
 		"activation_checkpoint": section(strict.Keys{"mode": rule.Worded.Default("selective"),
-			"selective_ac_option": rule.Worded.Or(rule.Integer).Default("2")}),
-		"compile":      section(rule.Switched.For("enable"), rule.Names.For("components")),
-		"experimental": section(rule.Integer.For("pipeline_parallel_degree context_parallel_degree")),
-	}, rule.Free.For(`job profiling metrics lr_scheduler checkpoint float8 mx comm memory_estimation fault_tolerance
-		validation quantize debug`))}
+			"selective_ac_option": rule.Worded.Or(rule.Integer).Default("2"), "early_stop": rule.Switched}),
+		"fault_tolerance": section(rule.Switched.For("enable")),
+		"validation":      section(rule.Switched.For("enable")),
+		"checkpoint":      section(rule.Worded.For("async_mode")),
+		"job":             section(rule.Worded.For("custom_config_module")),
+		"compile":         section(rule.Switched.For("enable"), rule.Names.For("components")),
+		"experimental": section(rule.Integer.For("pipeline_parallel_degree context_parallel_degree"),
+			rule.Worded.For("custom_import custom_args_module")),
+	}, rule.Free.For(`profiling metrics lr_scheduler float8 mx comm memory_estimation quantize debug`))}
 
 // reader reads a configuration.
 type reader struct{ *recipe.Reader }
@@ -195,6 +204,11 @@ func (r *reader) refuse() error {
 		return r.Fault(experts, "and tensor_parallel_degree are both above 1, which is not planned yet",
 			"set one of the two to 1")
 	}
+	if r.Truth("parallelism.disable_loss_parallel") && r.Integer(tensor) > 1 {
+		return r.Fault("parallelism.disable_loss_parallel", "is true beside tensor parallelism: every rank then has "+
+			"all logits, which is not planned yet", "set it to false")
+	}
+	r.remarks()
 	for key := range strings.FieldsSeq(olderDegrees) {
 		if v := r.Find(key); v != nil && !slices.Contains([]string{"1", "0", "-1"}, v.String()) {
 			return r.Fault(key, fmt.Sprintf("is %s, but torchtitan of 2025 reads it in [parallelism]", v),
@@ -212,6 +226,33 @@ func (r *reader) refuse() error {
 		}
 	}
 	return r.Unplanned("the optimizer steps in the backward pass", "optimizer.early_step_in_backward")
+}
+
+// remarks notes keys that change memory in a way that the plan leaves out.
+func (r *reader) remarks() {
+	for _, n := range [][2]string{
+		{"parallelism.enable_async_tensor_parallel", "has buffers of symmetric memory, which are not planned"},
+		{"parallelism.disable_loss_parallel", "has every rank of tensor parallelism make all logits"},
+		{"fault_tolerance.enable", "has copies of gradients or parameters for replicas, which are not planned"},
+		{"validation.enable", "has passes over other samples, which are not planned"},
+		{"experimental.custom_import", "imports code that may change the model or the passes"},
+		{"experimental.custom_args_module", "imports code that may change the model or the passes"},
+		{"job.custom_config_module", "imports code that may change the model or the passes"},
+	} {
+		if recipe.On(r.Find(n[0])) {
+			r.Note(n[0], n[1])
+		}
+	}
+	if mode := r.Word("checkpoint.async_mode"); mode != "" && mode != "disabled" {
+		r.Note("checkpoint.async_mode", "is "+mode+": a copy of what is saved is on the host while it is written, "+
+			"which is not planned")
+	}
+	if name := r.Word("parallelism.expert_parallel_comm_backend"); name != "standard" && name != "" {
+		r.Note("parallelism.expert_parallel_comm_backend", "is "+name+", whose buffers are not planned")
+	}
+	if key := "activation_checkpoint.early_stop"; r.Truth(key) {
+		r.Note(key, "is true: checkpoints recompute no more than they need, as planned")
+	}
 }
 
 // model sets the name of the model in the catalog.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/base/lazyregexp"
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
@@ -26,10 +27,11 @@ var Kind = &recipe.Kind{Name: "torchtune configuration", Flag: recipe.ConfigFlag
 		recipe.GradientCheckpointing: {Path: "enable_activation_checkpointing"},
 		recipe.FSDPOffload:           {Path: "fsdp_cpu_offload"}}}
 
-// torchtune is torchtune's recipes for supervised training of April 2026 (commit bd2a0fc7): recipes/*.py.
-var torchtune = recipe.Program{Name: "torchtune", Loose: true,
+// torchtune is torchtune's recipes for supervised training, until April 2026 (commit bd2a0fc7): recipes/*.py.
+var torchtune = recipe.Program{Name: "torchtune", Loose: true, Package: "torchtune",
+	Release: version.Version{Minor: 6, Patch: 1}, Oldest: version.Version{Minor: 3, Patch: 1},
 	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
-	Keys: strict.Merge(
+	Keys: strict.Merge(rule.Ignored(ignored),
 		rule.Worded.For("dtype device"),
 		rule.Switched.For(`compile enable_activation_checkpointing enable_activation_offloading optimizer_in_bwd
 			fsdp_cpu_offload fsdp_reshard_after_forward activation_offloading_use_streams`),
@@ -38,6 +40,7 @@ var torchtune = recipe.Program{Name: "torchtune", Loose: true,
 			data_parallel_replicate_dim`),
 		strict.Keys{
 			"model": strict.Object(rule.Worded.For(component), rule.Counted.Default(8).For("lora_rank"),
+				rule.Anything.For("decoder_trainable encoder_trainable fusion_trainable"),
 				rule.Measured.Default(16.).For("lora_alpha"),
 				rule.Switched.For("apply_lora_to_mlp apply_lora_to_output use_dora quantize_base"),
 				rule.Measured.For("lora_dropout"), rule.NameOrNames.For("lora_attn_modules")).AndOthers(),
@@ -45,14 +48,16 @@ var torchtune = recipe.Program{Name: "torchtune", Loose: true,
 			"dataset":   rule.Free.Or(strict.List(rule.Free)).OrNull(),
 			"optimizer": strict.Object(rule.Worded.For(component), rule.Switched.For("fused foreach"),
 				rule.Measured.For("lr weight_decay")).AndOthers().OrNull(),
-			"loss": strict.Object(rule.Worded.For(component)).AndOthers().OrNull(),
+			"loss": strict.Object(rule.Worded.For(component), rule.Counted.For("num_output_chunks")).
+				AndOthers().OrNull(),
+			"fsdp": strict.Object(rule.Switched.For("cpu_offload")).AndOthers().OrNull(),
 			"quantizer": strict.Object(rule.Worded.For(component),
 				rule.Counted.Default(256).For("groupsize")).AndOthers().OrNull(),
 			"batch_size":     rule.Counted.Default(2),
 			"clip_grad_norm": rule.Measured,
 		},
 		rule.Anything.For(unplanned+" ac_mode ac_option enable_fp8_training"),
-		rule.Ignored(ignored),
+		rule.Anything.For("custom_sharded_layers memory_efficient_fsdp_wrap low_cpu_ram enable_async_checkpointing"),
 	)}
 
 //go:embed ignored.txt
@@ -74,7 +79,9 @@ func (r *reader) read() error {
 	}
 	if err := cmp.Or(r.Unplanned("it is of another recipe than supervised training", unplanned),
 		r.Unplanned("it changes what the passes hold", "ac_mode enable_fp8_training"),
-		r.passes(), r.quantizer()); err != nil {
+		r.Unplanned("parts of a model that reads images are trained", `model.decoder_trainable model.encoder_trainable
+			model.fusion_trainable`),
+		r.passes(), r.quantizer(), r.loss()); err != nil {
 		return err
 	}
 	builder := r.model()
@@ -140,6 +147,35 @@ func (r *reader) quantizer() error {
 	return nil
 }
 
+// losses are torchtune's losses of parts of the tokens.
+var losses = map[string]recipe.Chunks{"CEWithChunkedOutputLoss": recipe.Outputs,
+	"LinearCrossEntropyLoss": recipe.Linear}
+
+// loss reads how the loss is computed, and notes what the plan leaves out.
+func (r *reader) loss() error {
+	const key, count = "loss." + component, "loss.num_output_chunks"
+	name := r.Word(key)
+	name = name[strings.LastIndexByte(name, '.')+1:]
+	r.To.Chunks = losses[name]
+	switch {
+	case r.To.Chunks != "" && r.Gives(count) && r.Integer(count) != 8:
+		return r.Fault(count, "is not 8, which is not planned yet", "remove it")
+	case name != "" && name != "CrossEntropyLoss" && r.To.Chunks == "":
+		r.Note(key, "is "+name+", which is planned as the cross entropy of all tokens at once")
+	}
+	for _, n := range [][2]string{
+		{"custom_sharded_layers", "makes units of layers that the plan has in the last unit"},
+		{"memory_efficient_fsdp_wrap", "makes units of layers that the plan has in the last unit"},
+		{"low_cpu_ram", "has the host read the model in parts: it takes less than the plan says"},
+		{"enable_async_checkpointing", "has a copy of what is saved on the host, which is not planned"},
+	} {
+		if recipe.On(r.Find(n[0])) {
+			r.Note(n[0], n[1])
+		}
+	}
+	return nil
+}
+
 const streams = "activation_offloading_use_streams"
 
 // begins are the begins of catalogued names by torchtune's modules.
@@ -192,7 +228,8 @@ func (r *reader) optimizer() error {
 // shard sets FSDP2 for the recipes of several GPUs. Those of one GPU have the same keys.
 func (r *reader) shard() {
 	const reshard, offload = "fsdp_reshard_after_forward", "fsdp_cpu_offload"
-	r.ShardFSDP2(offload, !r.Gives(reshard) || r.Truth(reshard), r.Truth(offload), "FULL_STATE_DICT")
+	r.ShardFSDP2(offload, !r.Gives(reshard) || r.Truth(reshard), r.Truth(offload) || r.Truth("fsdp.cpu_offload"),
+		"FULL_STATE_DICT")
 	r.Dimensions("data_parallel_replicate_dim", "data_parallel_shard_dim", "tensor_parallel_dim",
 		"context_parallel_dim")
 }

@@ -45,9 +45,18 @@ func (r *reader) answers() {
 	if r.Truth("reference_free") || r.Truth("precompute_ref_log_probs") {
 		a.Reference = false
 	}
-	if m := r.Arguments.Member("use_liger_kernel"); m != nil && recipe.On(m.Value) {
-		r.Note("use_liger_kernel", "is true: TRL of 2026 then computes the loss of answers without their logits, "+
-			"which takes less memory than the plan says")
+	if m := r.Arguments.Member("use_liger_kernel"); m != nil && recipe.On(m.Value) && !r.Since(1, 15) {
+		r.Note("use_liger_kernel", "is true: TRL then computes the loss of answers without their logits, which takes "+
+			"less memory than the plan says")
+	}
+	if r.Truth("force_use_ref_model") && a.Reference && a.Model == "" { // also with an adapter
+		a.Model = r.To.Model
+	}
+	if r.Gives("precompute_ref_batch_size") {
+		r.Note("precompute_ref_batch_size", "is of the passes before the first step, which are not planned")
+	}
+	if r.Gives("generate_during_eval") {
+		r.Note("generate_during_eval", "is of evaluation: what the model generates there is not planned")
 	}
 	if key == "" {
 		key = "loss_type"

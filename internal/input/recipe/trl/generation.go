@@ -65,9 +65,7 @@ func (r *reader) generation() error {
 	if r.Truth("vllm_enable_sleep_mode") {
 		e.Sleep = 2
 	}
-	e.ChunkedLogProbs, r.To.FusedLoss = true, true
-	r.Note(r.firstGiven(generates), "says that answers are generated: TRL 1.16 computes their log-probabilities in "+
-		"tiles, as planned; older releases hold the logits of a micro batch")
+	e.ChunkedLogProbs = r.Since(1, 15)
 	if r.Truth("use_peft") {
 		e.Sync = rollout.WholeModel // merged adapters
 	}

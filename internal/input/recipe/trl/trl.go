@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"fmt"
 
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
@@ -23,40 +24,40 @@ var Kind = &recipe.Kind{Name: "configuration of a training script, such as TRL's
 		"grpo.py": "trl_grpo", "rloo.py": "trl_rloo"}}
 
 // trl is the configuration of TRL's SFT script and of those that are made like it, such as the alignment-handbook's:
-// SFTConfig, ModelConfig and ScriptArguments of TRL (July 2026, commit f2cd5771).
-var trl = recipe.Program{Name: "TRL", Hosts: true,
-	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
-	Keys: strict.Merge(
+// SFTConfig, ModelConfig and ScriptArguments.
+var trl = recipe.Program{Name: "TRL", Hosts: true, Package: "trl", Release: version.Version{Major: 1, Minor: 16},
+	Oldest: version.Version{Minor: 9, Patch: 6},
+	Read:   func(r *recipe.Reader) error { return (&reader{r}).read() },
+	Keys: strict.Merge(rule.Ignored(ignored),
 		rule.Anything.For(pairKeys+" "+unpairedKeys+" "+cpoKeys+" "+rewardKeys+" "+unplannedGeneration),
 		rule.Worded.For("lora_task_type model_name_or_path dtype torch_dtype attn_implementation ref_model"),
 		rule.NameOrNames.For("loss_type"),
 		rule.Measured.For("cpo_alpha rpo_alpha"),
-		rule.Switched.For("reference_free precompute_ref_log_probs"),
+		rule.Switched.For("reference_free precompute_ref_log_probs force_use_ref_model"),
+		rule.Anything.For(unplannedParts+" generate_during_eval precompute_ref_batch_size"),
 		rule.Switched.For(`activation_offloading use_peft load_in_8bit load_in_4bit use_bnb_nested_quant use_rslora
 			use_dora`),
 		rule.NameOrNames.For("lora_target_modules lora_target_parameters lora_modules_to_save"),
 		// This script's own defaults of two keys of TrainingArguments.
-		rule.Switched.Default(true).For("gradient_checkpointing"),
-		rule.Switched.For("bf16 fp16"),
+		rule.Switched.For("gradient_checkpointing bf16 fp16"),
 		strict.Keys{
 			"max_length":             rule.Counted.Default(1024),
 			"max_seq_length":         rule.Counted,
+			"pad_to_multiple_of":     rule.Counted.Or(rule.Text).OrNull(),
+			"router_aux_loss_coef":   rule.Measured,
+			"model_init_kwargs":      rule.Free.Or(rule.Text).OrNull(),
 			"lora_r":                 rule.Counted.Default(16),
 			"lora_alpha":             rule.Measured.Default(32.),
 			"lora_dropout":           rule.Measured.Default(.05),
 			"bnb_4bit_quant_type":    strict.Text("fp4", "nf4").OrNull().Default("nf4"),
 			"bnb_4bit_quant_storage": rule.Worded,
 		},
-		rule.Anything.For("use_unsloth use_weighting use_liger_loss"),
+		rule.Anything.For(unplannedPasses),
 		generationKeys,
-		rule.Ignored(ignored), rule.Ignored(ignoredOfGeneration),
 	)}
 
 //go:embed ignored.txt
 var ignored string
-
-//go:embed ignored_generation.txt
-var ignoredOfGeneration string
 
 // Keys of TRL's other configurations, which say what a script trains: DPOConfig, KTOConfig, CPOConfig, RewardConfig,
 // and those of GRPO, RLOO and PPO.
@@ -67,6 +68,9 @@ const (
 	cpoKeys             = "cpo_alpha simpo_gamma"
 	rewardKeys          = "trl_reward center_rewards_coefficient"
 	unplannedGeneration = "reward_model_path num_ppo_epochs sft_model_path response_length"
+	unplannedPasses     = `use_unsloth use_weighting use_liger_loss cast_lm_head_to_fp32 entropy_coef
+		use_adaptive_entropy`
+	unplannedParts = "ref_model_init_kwargs is_encoder_decoder"
 )
 
 // reader reads a configuration.
@@ -77,7 +81,8 @@ func (r *reader) read() error {
 	r.Model("model_name_or_path")
 	if err := cmp.Or(
 		r.Unplanned("answers are generated and rewarded, beside a model of values", unplannedGeneration),
-		r.Unplanned("it changes what the passes hold", "use_unsloth use_weighting use_liger_loss")); err != nil {
+		r.Unplanned("it changes what the passes hold", unplannedPasses),
+		r.Unplanned("it changes the models", unplannedParts), r.modelArguments()); err != nil {
 		return err
 	}
 	if r.generates() {
@@ -91,8 +96,12 @@ func (r *reader) read() error {
 			length = "max_seq_length"
 		}
 		r.Longest(length)
+		if r.Gives("pad_to_multiple_of") {
+			r.PadTo("pad_to_multiple_of")
+		}
 	}
 	r.arguments()
+	r.loss()
 	if r.Truth("activation_offloading") {
 		r.To.Offloading = recipe.NewOffloading()
 	}
@@ -112,31 +121,55 @@ func (r *reader) read() error {
 		"use_dora": r.Find("use_dora"), "modules_to_save": recipe.AsList(r.Find("lora_modules_to_save"))})
 }
 
-// arguments sets TRL's own defaults of TrainingArguments.
+// arguments sets TRL's own defaults of TrainingArguments, which depend on its release.
 func (r *reader) arguments() {
 	half := r.Truth("fp16")
 	r.Pass("fp16", "fp16")
-	r.Set("bf16", "bf16", r.Truth("bf16") || !r.Gives("bf16") && !half)
-	r.Set("gradient_checkpointing", "gradient_checkpointing", r.Truth("gradient_checkpointing"))
-	for _, key := range []string{"bf16", "gradient_checkpointing"} {
-		if !r.Gives(key) && !(key == "bf16" && half) {
-			r.Note(key, "is not given: it is true by default in TRL of 2026, and was false in earlier releases")
-		}
-	}
-	if r.Arguments.Member("gradient_checkpointing_kwargs") == nil {
-		kwargs := &strict.Value{Kind: '{'}
-		recipe.Give(kwargs, "use_reentrant", r.At("gradient_checkpointing"), strict.Of(false))
-		recipe.Give(r.Arguments, "gradient_checkpointing_kwargs", r.At("gradient_checkpointing"), kwargs)
+	const checkpointing, brain = "gradient_checkpointing", "bf16"
+	r.Set(brain, brain, r.usually(brain, r.Since(0, 19) && !half))
+	r.Set(checkpointing, checkpointing, r.usually(checkpointing, r.Since(0, 22)))
+	const kwargs = "gradient_checkpointing_kwargs"
+	if r.Since(0, 28) && r.Arguments.Member(kwargs) == nil {
+		reentrant := &strict.Value{Kind: '{'}
+		recipe.Give(reentrant, "use_reentrant", r.At(checkpointing), strict.Of(false))
+		recipe.Give(r.Arguments, kwargs, r.At(checkpointing), reentrant)
 	}
 	if r.Arguments.Member("learning_rate") == nil {
 		r.Set("learning_rate", "max_length", 2e-5)
 	}
-	usual := r.To.Answers == nil && !r.To.Rewards && r.To.Generation == nil
-	if usual && !r.Gives("loss_type") && r.Arguments.Member("use_liger_kernel") == nil {
-		r.Note("loss_type", `is not given: TRL of 2026 computes the loss in chunks ("chunked_nll"), which takes less `+
-			"memory than the plan says; earlier releases compute it at once, as planned")
-	}
 }
+
+// usually returns the value of a switch, or its default in the release. It says so where nothing says the release.
+func (r *reader) usually(key string, is bool) bool {
+	if r.Gives(key) {
+		return r.Truth(key)
+	}
+	if r.To.Assumed && is {
+		r.Note(key, fmt.Sprintf("is not given: it is true by default in TRL %v, and was false in 2024", r.To.Release))
+	}
+	return is
+}
+
+// modelArguments refuses arguments of from_pretrained that say what other keys say. TRL's scripts before 1.15 replace
+// them by those.
+func (r *reader) modelArguments() error {
+	const key = "model_init_kwargs"
+	v := r.Find(key)
+	if v == nil || v.Kind != '{' {
+		return nil
+	}
+	for _, m := range v.Members {
+		if instead := inModel[m.Name]; instead != "" {
+			return r.Fault(key, fmt.Sprintf("has %s, which TRL's scripts read in no release before 1.15", m.Name),
+				"give "+instead+" beside it, which plimsoll and all releases read")
+		}
+	}
+	return nil
+}
+
+// inModel are arguments of from_pretrained that change memory, and the keys of TRL that say the same.
+var inModel = map[string]string{"dtype": "dtype", "torch_dtype": "dtype", "attn_implementation": "attn_implementation",
+	"quantization_config": "load_in_4bit or load_in_8bit", "device_map": "nothing", "use_kernels": "nothing"}
 
 // weights reads the type that the model is loaded in.
 func (r *reader) weights(quantized bool) error {
@@ -149,7 +182,7 @@ func (r *reader) weights(quantized bool) error {
 	switch {
 	case v == nil && !r.Has(key) && !quantized:
 		r.To.Weights = "fp32"
-		r.Note(key, "is not given: TRL of 2026 loads the weights in fp32 by default")
+		r.Note(key, fmt.Sprintf("is not given: TRL %v loads the weights in fp32 by default", r.To.Release))
 	case v == nil || v.IsAuto():
 	case recipe.PrecisionNames[v.Text] == "":
 		return r.Fault(key, fmt.Sprintf("is %s, expected bfloat16, float16, float32 or auto", v), "")

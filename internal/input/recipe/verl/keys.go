@@ -14,7 +14,24 @@ var ignored string
 // keys are the keys of verl's configuration, with the defaults of verl 0.9.1. A section of unread keys is free.
 var keys = nested(strict.Merge(
 	rule.Ignored(ignored),
-	rule.Anything.For("verl_ppo"),
+	rule.Anything.For("verl_ppo"), rule.Worded.For("model_engine config_name"),
+	rule.Measured.For("actor_rollout_ref.actor.entropy_coeff"),
+	rule.Anything.For(`actor_rollout_ref.hybrid_engine actor_rollout_ref.actor.use_prefix_grouper
+		actor_rollout_ref.rollout.layered_summon`),
+	rule.Count.Lax().OrNull().For("actor_rollout_ref.rollout.nnodes"),
+	rule.Worded.For("actor_rollout_ref.rollout.dtype"),
+	rule.Switched.For(`actor_rollout_ref.actor.freeze_vision_tower
+		actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation`),
+	// Sections with one key that asks for all of it.
+	open(rule.Anything.For("enabled")).For(`distillation actor_rollout_ref.model.tiled_mlp
+		actor_rollout_ref.rollout.disaggregation`),
+	open(rule.Anything.For("enable")).For(`transfer_queue actor_rollout_ref.model.mtp
+		actor_rollout_ref.actor.fsdp_config.qat`),
+	open(rule.Anything.For("min_num_params")).For("actor_rollout_ref.actor.fsdp_config.wrap_policy"),
+	open(rule.Worded.For("trainer_mode")).For("trainer.v1"),
+	open(rule.Anything.For("searchpath")).For("hydra"),
+	rule.Free.OrNull().For(`actor_rollout_ref.actor.engine actor_rollout_ref.actor.megatron
+		actor_rollout_ref.actor.veomni actor_rollout_ref.actor.torchtitan`),
 	rule.Free.For(`actor_rollout_ref.actor.policy_loss actor_rollout_ref.actor.checkpoint
 		actor_rollout_ref.actor.profiler actor_rollout_ref.actor.optim.override_optimizer_config
 		actor_rollout_ref.rollout.val_kwargs actor_rollout_ref.rollout.multi_turn actor_rollout_ref.rollout.agent
@@ -22,7 +39,7 @@ var keys = nested(strict.Merge(
 		actor_rollout_ref.model.override_config actor_rollout_ref.model.fused_kernel_options
 		algorithm.filter_groups algorithm.kl_ctrl algorithm.pf_ppo algorithm.rollout_correction
 		data.custom_cls data.sampler data.datagen data.apply_chat_template_kwargs
-		distillation skip sandbox_fusion global_profiler ray_kwargs custom_reward_function transfer_queue trainer.v1`),
+		skip sandbox_fusion global_profiler ray_kwargs custom_reward_function`),
 	rule.Worded.For("actor_rollout_ref.model.path actor_rollout_ref.rollout.name actor_rollout_ref.actor.strategy"),
 	rule.Anything.For("actor_rollout_ref.actor.optim.lr actor_rollout_ref.actor.optim.weight_decay "+
 		"actor_rollout_ref.actor.optim.betas "+
@@ -48,7 +65,7 @@ var keys = nested(strict.Merge(
 		actor_rollout_ref.rollout.data_parallel_size actor_rollout_ref.rollout.expert_parallel_size
 		actor_rollout_ref.rollout.pipeline_model_parallel_size trainer.nnodes`),
 	rule.Counted.Default(512).For("data.max_prompt_length data.max_response_length"),
-	rule.NameOrNames.For("actor_rollout_ref.model.target_modules"),
+	rule.NameOrNames.For("actor_rollout_ref.model.target_modules actor_rollout_ref.model.exclude_modules"),
 	strict.Keys{
 		actor + "ppo_mini_batch_size":                                rule.Counted.Default(256),
 		actor + "ppo_max_token_len_per_gpu":                          rule.Counted.Default(16384),
@@ -75,6 +92,9 @@ var keys = nested(strict.Merge(
 const offloads = `actor_rollout_ref.actor.fsdp_config.param_offload
 	actor_rollout_ref.actor.fsdp_config.optimizer_offload
 	actor_rollout_ref.actor.fsdp_config.offload_policy`
+
+// open returns the rule of a section whose other keys are not read.
+func open(keys strict.Keys) strict.Rule { return strict.Object(keys).AndOthers().OrNull() }
 
 // nested returns sections for keys whose names have dots. A section notes keys that it does not know.
 func nested(flat strict.Keys) strict.Keys {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/strict"
 	"plimsoll/internal/input/rollout"
@@ -54,7 +55,8 @@ func settingsOf(root *strict.Value) recipe.SettingKeys {
 }
 
 // verl is the configuration of verl/trainer/main_ppo.py.
-var verl = recipe.Program{Name: "verl", Keys: keys,
+var verl = recipe.Program{Name: "verl", Keys: keys, Package: "verl",
+	Release: version.Version{Minor: 9, Patch: 1}, Oldest: version.Version{Minor: 5},
 	Read: func(r *recipe.Reader) error { return (&reader{r}).read() }}
 
 // reader reads a configuration.
@@ -78,14 +80,42 @@ func (r *reader) read() error {
 	r.Set("max_grad_norm", actor+"grad_clip", r.Number(actor+"grad_clip"))
 	r.Set("optim", actor+"optim.optimizer", "adamw_torch")
 	r.shard()
+	r.remarks()
+	r.To.Freezes = &recipe.Freezes{Vision: r.Truth(actor + "freeze_vision_tower")}
 	if rank := r.Integer(model + "lora_rank"); rank > 0 {
 		return r.adapt()
 	}
 	return nil
 }
 
+// engines refuses configurations with the defaults of another engine than FSDP: trainer/config/model_engine, and the
+// configurations beside ppo_trainer.yaml.
+func (r *reader) engines() error {
+	const hint = "give the arguments of Megatron-LM (--megatron) with --rollout, or plan it as it runs: " +
+		"plimsoll plan -- python -m verl.trainer.main_ppo"
+	if e := r.Word("model_engine"); e != "" && e != "dp" {
+		return r.Fault("model_engine", fmt.Sprintf("is %s: of verl only FSDP is planned yet", e), hint)
+	}
+	for _, section := range strings.Fields("engine megatron veomni torchtitan") {
+		if recipe.On(r.Find(actor + section)) {
+			return r.Fault(actor+section, "is of another engine than FSDP, which is not planned yet", hint)
+		}
+	}
+	if r.Gives("hydra.searchpath") {
+		return r.Fault("hydra.searchpath", "adds configurations that plimsoll does not have", hint)
+	}
+	name := strings.TrimSuffix(strings.TrimSuffix(r.Word("config_name"), ".yaml"), ".yml")
+	if name != "" && name != "ppo_trainer" {
+		return r.Fault("config_name", fmt.Sprintf("is %s, whose defaults plimsoll does not know", name), hint)
+	}
+	return nil
+}
+
 // refuse refuses what is not planned: other models beside the actor, and engines that are not FSDP.
 func (r *reader) refuse() error {
+	if err := r.engines(); err != nil {
+		return err
+	}
 	if s := cmp.Or(r.Word(actor+"strategy"), "fsdp"); s != "fsdp" && s != "fsdp2" {
 		return r.Fault(actor+"strategy", fmt.Sprintf("is %s: of verl only FSDP is planned yet", s),
 			"give the arguments of Megatron-LM (--megatron) with --rollout")
@@ -106,7 +136,43 @@ func (r *reader) refuse() error {
 		r.Unplanned("a critic is trained beside the actor", "critic.enable"),
 		r.Unplanned("a model that rewards answers lies on the GPUs, too",
 			"reward_model.enable reward.reward_model.enable"),
-		r.Unplanned("it changes what the passes hold", model+"enable_activation_offload "+actor+"qat.enable"))
+		r.Unplanned("a teacher lies on GPUs, too", "distillation.enabled"),
+		r.Unplanned("units are cut by their size", fsdp+"wrap_policy.min_num_params"),
+		r.Unplanned("gradients stay whole while they accumulate", fsdp+"use_no_sync_for_gradient_accumulation"),
+		r.Unplanned("it divides the engine in another way", engine+"disaggregation.enabled"),
+		r.Unplanned("the engine has GPUs of its own", engine+"nnodes"), r.colocated(),
+		r.Unplanned("it changes what the passes hold", model+"enable_activation_offload "+actor+"qat.enable "+
+			fsdp+"qat.enable "+model+"mtp.enable "+model+"tiled_mlp.enabled"))
+}
+
+// colocated refuses trainings whose engine is not on the GPUs of the trained model.
+func (r *reader) colocated() error {
+	if v := r.Find("actor_rollout_ref.hybrid_engine"); v != nil && !recipe.On(v) {
+		return r.Fault("actor_rollout_ref.hybrid_engine", "is false: the engine has GPUs of its own, which is not "+
+			"planned yet", "set it to true")
+	}
+	const mode = "trainer.v1.trainer_mode"
+	if strings.HasPrefix(r.Word(mode), "separate") {
+		return r.Fault(mode, "is "+r.Word(mode)+": the engine has GPUs of its own, which is not planned yet",
+			"set it to colocate_sync")
+	}
+	return nil
+}
+
+// remarks notes keys that change memory in a way that the plan leaves out.
+func (r *reader) remarks() {
+	for _, n := range [][2]string{
+		{actor + "use_prefix_grouper", "has passes share the prompt: they take less than the plan says"},
+		{engine + "layered_summon", "sends weights layer by layer: the exchange takes less than the plan says"},
+		{"transfer_queue.enable", "has samples in the memory of hosts, which is not planned"},
+	} {
+		if recipe.On(r.Find(n[0])) {
+			r.Note(n[0], n[1])
+		}
+	}
+	if name := r.Word(engine + "dtype"); name != "" && !strings.HasSuffix(name, "16") && name != "auto" {
+		r.Note(engine+"dtype", "is "+name+": the engine's weights are planned in 16 bits")
+	}
 }
 
 // batch reads the sequences of a pass: those of a micro batch, or packed ones of so many tokens.
@@ -152,6 +218,11 @@ func (r *reader) precision() error {
 		!strings.HasPrefix(r.Word(fsdp+"dtype"), "bf"))
 	r.To.ReducesIn32 = true
 	r.To.FusedLoss = r.Truth(model + "use_fused_kernels")
+	r.To.LigerModules = r.Truth(model + "use_liger") // without its loss: workers/engine/fsdp/transformer_impl.py
+	if r.Number(actor+"entropy_coeff") != 0 && !r.To.FusedLoss {
+		r.Note(actor+"entropy_coeff", "is not 0: the backward pass of the entropy keeps more of the logits than the "+
+			"plan says")
+	}
 	return nil
 }
 
@@ -237,5 +308,6 @@ func (r *reader) adapt() error {
 		targets = strict.Of("all-linear")
 	}
 	return r.Adapt(model+"lora_rank", map[string]*strict.Value{"r": r.Find(model + "lora_rank"),
-		"lora_alpha": r.Value(model + "lora_alpha"), "target_modules": recipe.OneName(targets)})
+		"lora_alpha": r.Value(model + "lora_alpha"), "target_modules": recipe.OneName(targets),
+		"exclude_modules": recipe.OneName(recipe.AsList(r.Find(model + "exclude_modules")))})
 }
