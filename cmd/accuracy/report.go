@@ -366,8 +366,8 @@ of the others were known, too, when the model was mended. So of rows that nobody
 MPT models are planned as GPT-2 of their sizes.
 
 Some rows were left out after their errors had been seen: six runs of QwenLM/Qwen that train LoRA on two nodes, 34 to
-60 % too fast, whose batch is not clear, and two of pytorch/torchtune that train all of a model on an A6000, 117 and
-230 % too slow, as the published rate exceeds the data sheet of the card. Ten rows of a table without an address, 1.6 to
+60 %% too fast, whose batch is not clear, and two of pytorch/torchtune that train all of a model on an A6000, 117 and
+230 %% too slow, as the published rate exceeds the data sheet of the card. Ten rows of a table without an address, 1.6 to
 2.2 times slower than predicted, were not entered; nor were those of mosaicml/llm-foundry in fp8, and most of
 NVIDIA-NeMo/Megatron-Bridge.
 `
