@@ -365,11 +365,11 @@ GiB.
 of the others were known, too, when the model was mended. So of rows that nobody had seen only the first scores speak.
 MPT models are planned as GPT-2 of their sizes.
 
-Some rows were left out after their errors had been seen: six runs of QwenLM/Qwen that train LoRA on two nodes, 34 to
-60 %% too fast, whose batch is not clear, and two of pytorch/torchtune that train all of a model on an A6000, 117 and
-230 %% too slow, as the published rate exceeds the data sheet of the card. Ten rows of a table without an address, 1.6 to
-2.2 times slower than predicted, were not entered; nor were those of mosaicml/llm-foundry in fp8, and most of
-NVIDIA-NeMo/Megatron-Bridge.
+Eight rows were left out after their errors had been seen. Six runs of QwenLM/Qwen train LoRA on two nodes: their steps
+are predicted 34 to 60 %% too short, and their batch is not clear. Two of pytorch/torchtune train all of a model on an
+A6000: their steps are predicted 117 and 230 %% too long, and the published rate exceeds the data sheet of the card. Ten
+rows of a table without an address were not entered; they took 1.6 to 2.2 times what is predicted. Nor were those of
+mosaicml/llm-foundry in fp8, and most of NVIDIA-NeMo/Megatron-Bridge.
 `
 	ofFarSteps = `These rows are outside of their intervals, worst first, or have no prediction:
 `
