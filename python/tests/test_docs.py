@@ -63,7 +63,8 @@ def test_the_program_of_state_offload(tmp_path, monkeypatch):
     assert names["training"]["scheduler"]["last_epoch"] == 3 and os.listdir("checkpoints") == ["step-00000003"]
 
 
-def test_the_program_of_a_tier(tmp_path):
+def test_the_program_of_a_tier(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLIMSOLL_JOB", "tier")  # the service of this process has no tier
     model = GPT().bfloat16()
     names = {"AdamW": plimsoll.torch.AdamW, "model": model}
     for folder in ("nvme0", "nvme1"):
