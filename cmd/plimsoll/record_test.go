@@ -73,8 +73,10 @@ func ending(t *testing.T, records []samples.Record) *samples.End {
 func TestRecording(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "samples.jsonl")
-	const script = `echo out $RANK; echo error $RANK >&2
-		[ $RANK = 0 ] && exec sleep 1000; sleep 1.5; printf last; exit 3`
+	script := `echo out $RANK; echo error $RANK >&2
+		[ $RANK = 0 ] && exec sleep 1000
+		until [ "$(grep -c '"sample":' ` + file + `)" -ge 10 ]; do sleep 0.05; done
+		printf last; exit 3`
 	newJob(t, "--record", file, "--interval", "100ms", "--nproc", "2", "--", "sh", "-c", script).start(t).
 		ends(t, 3, "rank 1 ended with exit code 3")
 	records, cut := recordingOf(t, file)
