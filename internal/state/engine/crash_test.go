@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 	"unsafe"
@@ -365,6 +366,7 @@ func startCrashChild(t *testing.T, s *Shard, number, workers int, set kernel.Set
 	command.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %d %s", crashVariable, number, workers, set,
 		strings.Join(folder, "")))
 	command.Stderr = os.Stderr
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // it makes steps without end
 	for _, a := range s.Arenas() {
 		command.ExtraFiles = append(command.ExtraFiles, a.File())
 	}
