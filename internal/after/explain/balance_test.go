@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"fmt"
 	"maps"
 	"strings"
 	"testing"
@@ -128,6 +129,9 @@ func TestListedHolders(t *testing.T) {
 		"Ray, twice": {"PID\tMEM(GB)\tCOMMAND\n7\t90.00\tray::Old\nTask was killed due to the node running low on " +
 			"memory.\nPID\tMEM(GB)\tCOMMAND\n41\t30.00\tray::Worker.step\n",
 			map[string]ledger.Bytes{"process 41": 30 * gib}},
+		"Ray, three times": {"PID\tMEM(GB)\tCOMMAND\n7\t90.00\tray::Old\nTask was killed due to the node running low " +
+			"on memory.\nPID\tMEM(GB)\tCOMMAND\n41\t30.00\tray::Worker.step\nanother line\n" +
+			"PID\tMEM(GB)\tCOMMAND\n9\t10.00\tray::New\n", map[string]ledger.Bytes{"process 41": 30 * gib}},
 		"ps": {"System OOM encountered, victim process: python, pid: 41\n" +
 			"USER PID %CPU %MEM VSZ RSS TTY STAT START TIME COMMAND\nroot 41 99.0 60.0 99999999 31457280 ? Rl 09:12 " +
 			"91:02 python train.py\nMiB Mem : 51200.0 total, 10240.0 free, 40960.0 used, 5120.0 buff/cache\n",
@@ -202,5 +206,35 @@ func TestSleepingEngine(t *testing.T) {
 	want := map[string]ledger.Bytes{"rollout_engine": 9 * gib, "trainer": 15 * gib / 2}
 	if e.Cause.Detail != waking || !maps.Equal(got, want) {
 		t.Errorf("%s: %v, expected %v", e.Cause.Detail, got, want)
+	}
+}
+
+// TestSharedPagesCountOnce: processes may count pages that they share more than once. No kind makes the holders more
+// than what was in use.
+func TestSharedPagesCountOnce(t *testing.T) {
+	kill := evidence.KernelKill{PID: 1, Name: "python", Constraint: "CONSTRAINT_MEMCG", Usage: known(30 * gib),
+		Processes: []evidence.KernelProcess{{PID: 1, Resident: 15 * gib}, {PID: 2, Resident: 13 * gib}},
+		Stats:     map[string]ledger.Bytes{"shmem": 10 * gib, "file": 11 * gib}}
+	e := Explain(Inputs{Sources: []*evidence.Source{from("dmesg", evidence.KernelLog, kill)}})
+	got := map[string]ledger.Bytes{}
+	for _, h := range e.Holders {
+		got[h.Component] = h.Bytes
+	}
+	want := map[string]ledger.Bytes{"process 1": 15 * gib, "process 2": 13 * gib, "shared_memory": 2 * gib}
+	if !maps.Equal(got, want) {
+		t.Errorf("%v, expected %v", got, want)
+	}
+}
+
+// TestSnapshotOfTheRank: of the snapshots that ranks have written, that of the rank that ran out counts.
+func TestSnapshotOfTheRank(t *testing.T) {
+	in := Inputs{Sources: []*evidence.Source{from("log", evidence.TrainerLog, oom(nil))}}
+	in.Sources[0].Findings[0].Rank = 1
+	for rank := range 3 {
+		in.Snapshots = append(in.Snapshots, Snapshot{File: "s", Rank: rank, Device: -1,
+			Lines: []SnapshotLine{{Place: fmt.Sprintf("train.py:%d", rank), Bytes: gib}}})
+	}
+	if notes := strings.Join(Explain(in).Notes, " "); !strings.Contains(notes, "by train.py:1.") {
+		t.Errorf("the notes are %q", notes)
 	}
 }

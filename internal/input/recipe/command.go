@@ -62,17 +62,27 @@ func openSourced(script, name string) (text []byte, path string, err error) {
 // environments are files that set up Python and nothing else.
 var environments = lazyregexp.New(`(?:^|/)(?:activate|conda\.sh|mamba\.sh)$`)
 
+// missingParts returns the files that a script runs as a part of itself and that are not here. What only sets up Python
+// is left out.
+func missingParts(s *shell.Script) (missing []shell.Sourced) {
+	for _, f := range s.Sourced {
+		if f.Path == "" && !environments.MatchString(f.Name) {
+			missing = append(missing, f)
+		}
+	}
+	return missing
+}
+
 // sourcedNotes says which files a script runs as a part of itself, and which of them are not here.
 func sourcedNotes(d *strict.Document, s *shell.Script) (notes []Note) {
 	for _, f := range s.Sourced {
-		what := f.Path + " is read as a part of the script"
-		switch {
-		case f.Path == "" && environments.MatchString(f.Name):
-			continue
-		case f.Path == "":
-			what = f.Name + " is a part of the script, and is not here: what it sets counts as not set"
+		if f.Path != "" {
+			notes = append(notes, Note{Where: d.Position(f.At), What: f.Path + " is read as a part of the script"})
 		}
-		notes = append(notes, Note{Where: d.Position(f.At), What: what})
+	}
+	for _, f := range missingParts(s) {
+		notes = append(notes, Note{Where: d.Position(f.At),
+			What: f.Name + " is a part of the script, and is not here: what it sets counts as not set"})
 	}
 	return notes
 }
@@ -160,11 +170,9 @@ func withoutUnset(words []shell.Word) (kept, unset []shell.Word) {
 // that may set them is missing.
 func unsetNotes(d *strict.Document, s *shell.Script, unset []shell.Word) (notes []Note, err error) {
 	for _, w := range unset {
-		for _, f := range s.Sourced {
-			if f.Path == "" && !environments.MatchString(f.Name) {
-				return nil, d.Inputf(w.At, "%s has arguments of the training, and the script does not set it", w.Text).
-					WithHint("put " + f.Name + " where the script finds it, or the arguments into the script")
-			}
+		if missing := missingParts(s); missing != nil {
+			return nil, d.Inputf(w.At, "%s has arguments of the training, and the script does not set it", w.Text).
+				WithHint("put " + missing[0].Name + " where the script finds it, or the arguments into the script")
 		}
 		notes = append(notes, Note{Where: d.Position(w.At),
 			What: w.Text + " counts as empty: the script does not set it"})

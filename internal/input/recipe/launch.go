@@ -400,11 +400,10 @@ func unplannedScript(path string, text []byte) error {
 	default:
 		name = line.Program[0].Text
 	}
-	for _, f := range script.Sourced {
-		if f.Path == "" && !environments.MatchString(f.Name) {
-			return d.Inputf(f.At, "the script has %s as a part of itself, which is not here, and without it %s cannot "+
-				"be planned", f.Name, name).WithHint("put the file where the script finds it; or " + asItRuns(line))
-		}
+	if missing := missingParts(script); missing != nil {
+		return d.Inputf(missing[0].At, "the script has %s as a part of itself, which is not here, and without it %s "+
+			"cannot be planned", missing[0].Name, name).
+			WithHint("put the file where the script finds it; or " + asItRuns(line))
 	}
 	return d.Inputf(line.Program[0].At, "the script starts %s, which plimsoll does not plan on paper", name).
 		WithHint(strings.TrimSuffix(asItRuns(line)+"; "+why, "; "))

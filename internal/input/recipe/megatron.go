@@ -319,10 +319,8 @@ type source struct {
 // sourceOf returns what a script says beside the arguments, with the place of what it says.
 func sourceOf(d *strict.Document, s *shell.Script) source {
 	from := source{scripted: scripted{Unset: s.Unset, Looped: s.Looped}, notes: sourcedNotes(d, s)}
-	for _, f := range s.Sourced {
-		if f.Path == "" && !environments.MatchString(f.Name) {
-			from.Missing = append(from.Missing, f.Name)
-		}
+	for _, f := range missingParts(s) {
+		from.Missing = append(from.Missing, f.Name)
 	}
 	return from
 }

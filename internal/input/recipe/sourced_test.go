@@ -35,6 +35,8 @@ func TestSourcedArguments(t *testing.T) {
 		"from the folder of the script": {". models/small.sh\n" + launch, 36, nil, nil},
 		"an environment that is elsewhere": {"source /opt/venv/bin/activate\nMODEL=(--num-layers 2)\n" + launch, 2,
 			[]string{"$MORE counts as empty"}, nil},
+		"the value of a flag": {"torchrun pretrain_gpt.py --num-layers 2 --hidden-size $SIZE\n", 0, nil,
+			[]string{"hidden_size", "$SIZE"}},
 		"missing": {"source models/large.sh\n" + launch, 0, nil,
 			[]string{"run.sh:2:45", "${MODEL[@]} has arguments", "put models/large.sh where"}},
 		"a folder that only a run knows": {"source $PLACE/models/small.sh\n" + launch, 0, nil,
