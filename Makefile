@@ -41,7 +41,7 @@ page: build ## Build bin/plimsoll.html, the planner in a page for any browser
 
 .PHONY: test-browser
 test-browser: page ## Test the pages in headless Chromium (installs it on Debian as root)
-	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends chromium; }
+	@scripts/_debian chromium chromium
 	$(GO) -C browser test -count=1 . $(BROWSER_FLAGS)
 
 .PHONY: pictures-browser
@@ -58,14 +58,13 @@ test-packages: packages ## Install each artefact of dist/ in an empty root, and 
 
 .PHONY: test-wasm
 test-wasm: ## Run the planner's tests as WebAssembly (needs node; installs it on Debian as root)
-	@command -v node >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends nodejs; }
+	@scripts/_debian node nodejs
 	GOOS=js GOARCH=wasm $(GO) test -exec $$($(GO) env GOROOT)/lib/wasm/go_js_wasm_exec \
 		-run 'Version|Anywhere|NeedLinux' ./cmd/plimsoll
 
 .PHONY: test-windows
 test-windows: ## Run tests of the planner as Windows programs, under Wine (installs it and mingw on Debian as root)
-	@command -v wine >/dev/null && command -v x86_64-w64-mingw32-gcc >/dev/null || { apt-get update -q && \
-		apt-get install -q -y --no-install-recommends wine wine64 gcc-mingw-w64-x86-64-win32; }
+	@scripts/_debian 'wine x86_64-w64-mingw32-gcc' wine wine64 gcc-mingw-w64-x86-64-win32
 	GO=$(GO) scripts/test-windows
 
 # The tests that every change waits for. Where a test has more to show than there is time for, -short leaves it out.
@@ -156,7 +155,7 @@ test-python-all: build python ## Run the tests of the PyTorch client in every co
 
 .PHONY: test-standin
 test-standin: build python ## Run the PyTorch client on the stand-in device (needs a C++ compiler; installs it on Debian as root)
-	@command -v c++ >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends g++; }
+	@scripts/_debian c++ g++
 	$(PYTEST) -n $(PYTEST_WORKERS) python/tests/standin
 
 .PHONY: test-gpu
@@ -171,7 +170,7 @@ gpu-proof: build ghost ## Run the proof on an NVIDIA GPU, or go on with it (8 mi
 
 .PHONY: gpu-proof-dry
 gpu-proof-dry: build ghost python ## Run the same script without a GPU: on the stand-in device and the ghost (4 minutes)
-	@command -v c++ >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends g++; }
+	@scripts/_debian c++ g++
 	rm -rf bin/gpu-proof-dry.jsonl bin/gpu-proof-dry.scratch
 	$(GPU_PYTHON) scripts/gpu-proof --dry
 
@@ -212,7 +211,7 @@ test-avx512: ## Run the kernel tests with AVX-512, and with VBMI and BF16, emula
 
 .PHONY: test-arm64
 test-arm64: ## Run the kernel tests for arm64, emulated (needs qemu-user; installs it on Debian as root)
-	@command -v qemu-aarch64 >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends qemu-user; }
+	@scripts/_debian qemu-aarch64 qemu-user
 	GOARCH=arm64 $(GO) test -count=1 -short -exec qemu-aarch64 ./internal/state/optim/kernel
 
 .PHONY: test-slurm

@@ -15,6 +15,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -56,24 +57,23 @@ func run(out io.Writer, arguments []string) error {
 	return fmt.Errorf("found %q, expected run, nightly, status or times", arguments[0])
 }
 
-// runChange runs the parts that a change waits for, and ends with the first that fails.
+// runChange runs the parts that a change waits for. Once one has failed, none is started.
 func runChange(out io.Writer, t *tree, names []string, all bool) error {
 	parts, err := t.named(names, always, changed)
 	if err != nil {
 		return err
 	}
 	defer printSeconds(out, t, parts, time.Now())
+	var due []part
 	for _, p := range parts {
 		if last, holds := t.holds(p); holds && !all {
 			fmt.Fprintf(out, "ci: %s: its inputs are those of commit %s, where it passed on %s in %.0f s\n",
 				p.Target, last.Commit, last.Date, last.Seconds)
 			continue
 		}
-		if err := t.make(out, p); err != nil {
-			return err
-		}
+		due = append(due, p)
 	}
-	return nil
+	return sideBySide(due, runtime.NumCPU(), func(p part) error { return t.make(out, p) })
 }
 
 // runNight runs every part of the night, also after one has failed.
@@ -95,11 +95,13 @@ func runNight(out io.Writer, t *tree, names []string) error {
 	return nil
 }
 
-// make runs the target of a part, and records how it ended.
+// make runs the target of a part, and records how it ended. Parts may be made side by side.
 func (t *tree) make(out io.Writer, p part) error {
-	fmt.Fprintf(out, "ci: make %s\n", p.Target)
+	lines := &prefixed{prefix: p.Target + ": ", out: out, turn: &t.turn}
+	fmt.Fprintf(lines, "make %s\n", p.Target)
 	command := exec.Command("make", p.Target)
-	command.Dir, command.Stdout, command.Stderr = t.root, out, os.Stderr
+	command.Dir, command.Stdout, command.Stderr = t.root, lines, lines
+	command.WaitDelay = 30 * time.Second // a process that a part leaves behind holds its output, and makes it fail
 	before, err := t.cleanCommit()
 	begin := time.Now()
 	failure := command.Run()
@@ -110,7 +112,6 @@ func (t *tree) make(out io.Writer, p part) error {
 	if s := command.ProcessState; s != nil {
 		r.CPU = (s.UserTime() + s.SystemTime()).Seconds()
 	}
-	t.ran = append(t.ran, r)
 	if err == nil {
 		r.Commit, err = t.cleanCommit()
 	}
@@ -118,11 +119,22 @@ func (t *tree) make(out io.Writer, p part) error {
 		err = fmt.Errorf("commit %s was checked out meanwhile, in place of %s", r.Commit, before)
 	}
 	if err != nil {
-		fmt.Fprintf(out, "ci: %s: not recorded: %v\n", p.Target, err)
-		return failure
+		fmt.Fprintf(lines, "not recorded: %v\n", err)
+	}
+	lines.end()
+	return cmp.Or(failure, t.keep(r, err == nil))
+}
+
+// keep takes the run of a part for the table of this process, and into the file of records where its commit is known.
+func (t *tree) keep(r record, recorded bool) error {
+	t.turn.Lock()
+	defer t.turn.Unlock()
+	t.ran = append(t.ran, r)
+	if !recorded {
+		return nil
 	}
 	t.records[r.Part] = r
-	return cmp.Or(failure, t.writeRecords())
+	return t.writeRecords()
 }
 
 // printSeconds prints what parts have taken since the beginning.

@@ -1,11 +1,17 @@
 package main
 
 import (
+	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 const parts = `
@@ -171,6 +177,68 @@ func TestChangedPartsRun(t *testing.T) {
 	c.write("go.mod", "two")
 	c.commit("2026-01-06T00:00:00Z")
 	expect("another dependency", "each slow and", false, false)
+}
+
+// TestSideBySide: parts that keep few cores busy run side by side as cores allow; the others run alone.
+func TestSideBySide(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		var mutex sync.Mutex
+		ended := map[string]time.Duration{}
+		err := sideBySide([]part{{Target: "all"}, {Target: "one", Cores: 1}, {Target: "another", Cores: 1},
+			{Target: "third", Cores: 1}, {Target: "many", Cores: 9}}, 2, func(p part) error {
+			time.Sleep(map[string]time.Duration{"one": 3 * time.Hour}[p.Target] + time.Hour)
+			mutex.Lock()
+			defer mutex.Unlock()
+			ended[p.Target] = time.Since(begin)
+			return nil
+		})
+		want := map[string]time.Duration{"all": time.Hour, "another": 2 * time.Hour, "third": 3 * time.Hour,
+			"one": 5 * time.Hour, "many": 6 * time.Hour}
+		if err != nil || !maps.Equal(ended, want) {
+			t.Errorf("parts ended after %v, error %v, want %v", ended, err, want)
+		}
+	})
+}
+
+// TestFailureEndsParts: where a part fails, none is begun after it, and what runs beside it comes to its end.
+func TestFailureEndsParts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failure := errors.New("failed")
+		var mutex sync.Mutex
+		var ended []string
+		err := sideBySide([]part{{Target: "long", Cores: 1}, {Target: "fails", Cores: 1}, {Target: "next", Cores: 1},
+			{Target: "last"}}, 2, func(p part) error {
+			if p.Target == "fails" {
+				time.Sleep(time.Hour)
+				return failure
+			}
+			time.Sleep(2 * time.Hour)
+			mutex.Lock()
+			defer mutex.Unlock()
+			ended = append(ended, p.Target)
+			return nil
+		})
+		if !errors.Is(err, failure) || !slices.Equal(ended, []string{"long"}) {
+			t.Errorf("%v ended, error %v, want long, and the failure", ended, err)
+		}
+	})
+}
+
+// TestOutputOfParts: each line of a part stands behind its name, however it was written.
+func TestOutputOfParts(t *testing.T) {
+	var out strings.Builder
+	lines := &prefixed{prefix: "lint: ", out: &out, turn: &sync.Mutex{}}
+	for _, text := range []string{"one\ntw", "o\n", "", "three"} {
+		if n, err := lines.Write([]byte(text)); n != len(text) || err != nil {
+			t.Errorf("%q: wrote %d, error %v", text, n, err)
+		}
+	}
+	lines.end()
+	lines.end()
+	if want := "lint: one\nlint: two\nlint: three\n"; out.String() != want {
+		t.Errorf("%q, want %q", out.String(), want)
+	}
 }
 
 // TestUnknownCommitDoesNotHold: nobody can compare with a commit that the clone lacks.

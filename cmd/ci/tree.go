@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/pelletier/go-toml/v2"
@@ -35,6 +36,7 @@ const (
 type part struct {
 	Target string
 	When   string
+	Cores  int      // that it keeps busy; 0 is all, and parts that keep fewer busy run side by side
 	Inputs []string // files and folders from the root that a changed part tests or needs, beside its recipe
 	Waits  string   // what its seconds are spent on
 	Proves string   // what nothing else shows
@@ -66,6 +68,7 @@ type tree struct {
 	notes   []note
 	records map[string]record // by target
 	ran     []record          // by this process, also where the tree has changes
+	turn    sync.Mutex        // of what parts that run side by side write: output, ran and records
 }
 
 func read(root string) (*tree, error) {
