@@ -1,18 +1,14 @@
 // Command init is the first process of an emulated machine. It runs the shell script
 // /tests/setup, if there is one, and every /tests/*.test with the arguments and the environment that the files
 // /tests/arguments and /tests/environment list, one a line, says how they ended,
-// and turns the machine off. At most two tests that fail run once more, as an emulated core may stand still for long
-// in any place. The second run decides, and the log names the tests that failed in the first.
+// and turns the machine off.
 package main
 
 import (
-	"bytes"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -37,7 +33,7 @@ func main() {
 		verdict = "FAIL"
 	}
 	for _, test := range tests {
-		if err := runTests(test); err != nil {
+		if err := run(test, lines("/tests/arguments")...); err != nil {
 			fmt.Println("guest:", test, err)
 			verdict = "FAIL"
 		}
@@ -48,36 +44,11 @@ func main() {
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 }
 
-// runTests runs a program of tests, and then those that failed once more.
-func runTests(program string) error {
-	var log bytes.Buffer
-	command := guestCommand(program, lines("/tests/arguments")...)
-	command.Stdout = io.MultiWriter(os.Stdout, &log)
-	err := command.Run()
-	var failed []string
-	for _, match := range failure.FindAllStringSubmatch(log.String(), -1) {
-		failed = append(failed, match[1])
-	}
-	if err == nil || len(failed) == 0 || len(failed) > mostAgain {
-		return err
-	}
-	fmt.Println("guest: once more, after a failure:", strings.Join(failed, " "))
-	return run(program, "-test.v", "-test.timeout=0", "-test.run=^("+strings.Join(failed, "|")+")$")
-}
-
-// failure is the line of a test of the highest level that failed.
-var failure = regexp.MustCompile(`(?m)^--- FAIL: (\w+)`)
-
-// mostAgain is how many tests may fail, so that the reason may be the emulator.
-const mostAgain = 2
-
-func run(program string, arguments ...string) error { return guestCommand(program, arguments...).Run() }
-
-func guestCommand(program string, arguments ...string) *exec.Cmd {
+func run(program string, arguments ...string) error {
 	command := exec.Command(program, arguments...)
 	command.Dir, command.Stdout, command.Stderr = "/tests", os.Stdout, os.Stderr
 	command.Env = append([]string{"HOME=/tmp", "TMPDIR=/tmp", "PATH=/bin"}, lines("/tests/environment")...)
-	return command
+	return command.Run()
 }
 
 func lines(name string) []string {
