@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// sideBySide makes parts in their order. One begins as soon as the cores that it keeps busy are free. Once one has failed,
-// none begins; those that run come to their end. The error is that of the first that failed.
+// sideBySide makes parts in their order. One begins as soon as the cores that it keeps busy are free. Once one has
+// failed, none begins; those that run come to their end. The error is that of the first that failed.
 func sideBySide(parts []part, cores int, make func(part) error) error {
 	free := semaphore.NewWeighted(int64(cores))
 	running, failed := errgroup.WithContext(context.Background())
@@ -31,8 +31,8 @@ func sideBySide(parts []part, cores int, make func(part) error) error {
 	return running.Wait()
 }
 
-// prefixed writes whole lines to out, each behind the prefix, so that the lines of parts that run side by side can be told
-// apart.
+// prefixed writes whole lines to out, each behind the prefix, so that the lines of parts that run side by side can be
+// told apart.
 type prefixed struct {
 	prefix string
 	out    io.Writer

@@ -87,7 +87,7 @@ const groupAnnotation = "plimsoll.group"
 
 // Titles of groups that several commands have.
 const (
-	statesOnHost = "States on the host (plimsoll.torch.StateOffload)"
+	statesOnHost = "States on the host (plimsoll.torch)"
 	machineSpeed = "Speed of the machine"
 )
 

@@ -20,6 +20,7 @@ type machineOptions struct {
 	machine           string
 	in, out, together float64
 	host, teraflops   float64
+	disk              float64
 	network           float64
 	hostProfile       string
 }
@@ -33,6 +34,8 @@ func machineFlags(c *cobra.Command, o *machineOptions) {
 		"(default: neither slows the other down)")
 	flags.Var(&rateFlag{&o.host, bandwidths}, "host-bandwidth", "`GB/s` of the memory of a node that the optimizer "+
 		"gets (default: assumed by the number of GPUs)")
+	flags.Var(&rateFlag{&o.disk, bandwidths}, "disk-bandwidth", "`GB/s` that the disks of a --tier read and write, "+
+		"all of a node together (default: assumed by their number)")
 	flags.Var(&rateFlag{&o.teraflops, operations}, "tflops", "`TFLOP/s` that a GPU reaches in training")
 	hostProfileFlag(c, &o.hostProfile)
 }
@@ -97,6 +100,7 @@ func (o *machineOptions) stated(c *cobra.Command, rates *roads.Rates, sources []
 		{"link-in", "GB/s", o.in, &rates.Link.In, gigabyte}, {"link-out", "GB/s", o.out, &rates.Link.Out, gigabyte},
 		{"link-both", "GB/s", o.together, &rates.Link.Together, gigabyte},
 		{"host-bandwidth", "GB/s", o.host, &rates.Host, gigabyte},
+		{"disk-bandwidth", "GB/s", o.disk, &rates.Disk, gigabyte},
 		{"tflops", "TFLOP/s", o.teraflops, &rates.FLOPS, teraflops},
 	} {
 		if err := checkRate(c, flag.name, flag.value); err != nil {
@@ -123,6 +127,17 @@ func assume(j *job.Job, rates *roads.Rates, sources []string) []string {
 	rates.Host = host.Rate
 	return append(sources, fmt.Sprintf("%.3g GB/s of host memory: assumed, %s; give yours to --host-bandwidth",
 		host.Rate/gigabyte, host.Why))
+}
+
+// assumeDisk sets the rate of the disks of a tier, if there is one and nobody says it.
+func assumeDisk(t *job.Tier, rates *roads.Rates, sources []string) []string {
+	if t == nil || rates.Disk > 0 {
+		return sources
+	}
+	each := roads.AssumedDisk[0]
+	rates.Disk = each * float64(t.Disks)
+	return append(sources, fmt.Sprintf("%.3g GB/s that each disk reads and writes: assumed, as SSDs for PCIe 4 do; "+
+		"give yours to --disk-bandwidth", each/gigabyte))
 }
 
 // assumeGPU sets the rates of a GPU and its link that are not known by the GPU's data sheet.

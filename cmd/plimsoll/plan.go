@@ -417,6 +417,7 @@ func offloadFlags(c *cobra.Command, o *job.Offload) {
 	choiceFlag(c, &o.Mode, "offload-mode", "", "`how` states come to the GPU: VALUES (default: chunked)",
 		job.OffloadModes)
 	restFlags(c, o)
+	tierOnPaperFlags(c, &o.Tier, "--optimizer plimsoll: its states")
 }
 
 // restFlags adds the flags that say how states rest on the host.

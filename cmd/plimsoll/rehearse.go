@@ -20,6 +20,7 @@ import (
 	"plimsoll/internal/show/report"
 	"plimsoll/internal/state/optim"
 	"plimsoll/internal/state/optim/kernel"
+	"plimsoll/internal/state/tier"
 )
 
 // rehearseOptions are the flags of the verb.
@@ -131,7 +132,7 @@ func rehearseFlags(c *cobra.Command, o *rehearseOptions) {
 		"step updates")
 	flags.IntVar(&o.zenFlow.interval, "update-interval", 4, "--overlap zenflow: the steps of which one updates all "+
 		"other columns")
-	tierFlags(c, &o.tier, tierOptions{memory: defaultTierMemory})
+	tierFlags(c, &o.tier, tierOptions{memory: bytesFlag(tier.DefaultMemory)})
 	stateFlags(c, &o.states)
 	htmlFlag(c)
 	flags.StringVar(&o.trace, "perfetto", "", "also write what trainer and workers did in the last step to a `file` "+

@@ -31,9 +31,9 @@ update by the CPU, and states that rest on the host and come to the GPU for the
 update, in chunks or as a whole. Beside them stand states that stay on the GPU.
 
 For each road it says what host and GPU hold, and how long the trainer waits in
-a step. Times need rates: of a machine whose rates are published (--machine), of
-this host's profile (plimsoll tune), or of flags. Flags go first. Without rates
-nothing is said of time.
+a step. Times need rates: of flags, of this host's profile (plimsoll tune), or
+of a machine whose rates are published (--machine). What is not known is assumed
+by the data sheet of the GPU, and named. Without a --gpu times are left out.
 
 A job is described as to plimsoll plan.`,
 		Example: `  plimsoll roads --model llama-3-8b --machine gh200 --precision bf16 \
@@ -48,7 +48,10 @@ A job is described as to plimsoll plan.`,
 	flags.SortFlags = false
 	jobFlags(command, &options.request, &options.clip)
 	jobArguments(command, &options.request, &options.request.Configs)
-	group(command, statesOnHost, func() { restFlags(command, &options.request.Offload) })
+	group(command, statesOnHost, func() {
+		restFlags(command, &options.request.Offload)
+		tierOnPaperFlags(command, &options.request.Offload.Tier, "also the roads with the service's states")
+	})
 	group(command, megatron.Program, func() { megatronFlags(command, &options.request.MegatronArguments) })
 	group(command, machineSpeed, func() {
 		machineFlags(command, &options.machineOptions)
@@ -95,7 +98,8 @@ func runRoads(c *cobra.Command, o roadsOptions) error {
 		return err
 	}
 	rates := machine.Rates
-	sources = assumeGPU(j, &rates, milliseconds(o.forward), assume(j, &rates, sources))
+	sources = assumeDisk(states.Tier, &rates, assume(j, &rates, sources))
+	sources = assumeGPU(j, &rates, milliseconds(o.forward), sources)
 	compared, err := plan.NewRoads(j, states, rates, roads.Job{Forward: milliseconds(o.forward),
 		Backward: milliseconds(o.backward)})
 	if err != nil {

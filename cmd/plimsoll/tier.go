@@ -22,9 +22,6 @@ type tierOptions struct {
 	memory  bytesFlag
 }
 
-// defaultTierMemory is enough to keep several disks busy.
-const defaultTierMemory = bytesFlag(1 * ledger.GiB)
-
 // tierVariable and tierMemoryVariable are variables of the environment that say what the flags say.
 const (
 	tierVariable       = "PLIMSOLL_TIER"
@@ -55,7 +52,7 @@ func (o *tierOptions) check(c *cobra.Command) (err error) {
 // tierOfService returns what the environment says of the tier of a service.
 func tierOfService() (o tierOptions, err error) {
 	o.list = os.Getenv(tierVariable)
-	size := cmp.Or(os.Getenv(tierMemoryVariable), ledger.Bytes(defaultTierMemory).String())
+	size := cmp.Or(os.Getenv(tierMemoryVariable), tier.DefaultMemory.String())
 	return o, o.memory.Set(strings.ReplaceAll(size, " ", ""))
 }
 

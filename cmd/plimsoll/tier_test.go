@@ -3,11 +3,14 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/show/report"
 	"plimsoll/internal/state/tier"
 )
 
@@ -45,5 +48,36 @@ func TestTiersAreRefused(t *testing.T) {
 		if code != exitInput || !strings.Contains(stderr, want) {
 			t.Errorf("%s: exit code %d and %q, want %q", line, code, stderr, want)
 		}
+	}
+}
+
+// TestTierOnPaper: what plan says of a tier on paper is what a rehearsal takes on disks, and both say it.
+func TestTierOnPaper(t *testing.T) {
+	const model = " --model ../../examples/config.json --memory 32MiB --json --tier "
+	var planned struct{ Tier report.PlannedTier }
+	var rehearsed struct{ Tier report.RehearsedTier }
+	for line, to := range map[string]any{
+		"plan --gpu H100-80GB --optimizer plimsoll --precision bf16 --seq-len 64" + model + "/mnt/a,/mnt/b": &planned,
+		"rehearse --steps 1" + model + t.TempDir() + "," + t.TempDir():                                      &rehearsed,
+	} {
+		out, stderr, code := runs(strings.Fields(line)...)
+		if code != 0 {
+			t.Fatalf("%s: exit code %d and %q", line, code, stderr)
+		}
+		if err := json.Unmarshal([]byte(out), to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A rehearsal has a section for each kind of tensor, whose last chunks are rounded up to blocks of the disks, and
+	// one part, so that half of the window need not be left to others.
+	p, r := planned.Tier, rehearsed.Tier
+	for what, bytes := range map[string][2]ledger.Bytes{"files": {p.Files, r.Files},
+		"reads": {p.StepReads, r.StepReads}, "writes": {p.StepWrites, r.StepWrites}} {
+		if ratio := float64(bytes[0]) / float64(bytes[1]); !(ratio > 0.999 && ratio < 1.001) {
+			t.Errorf("%s: %v are planned, and %v rehearsed", what, bytes[0], bytes[1])
+		}
+	}
+	if p.Disks != 2 || p.Lanes < 1 || p.Lanes > r.Lanes || p.Window > r.Window {
+		t.Errorf("planned %+v, rehearsed %+v", p, r)
 	}
 }

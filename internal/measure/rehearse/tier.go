@@ -61,26 +61,15 @@ func (p *Placement) tierPlans() (plans []tier.Plan) {
 	return plans
 }
 
-// TierBytes is what a tier takes and moves.
-type TierBytes struct {
-	Window, Files         ledger.Bytes
-	StepReads, StepWrites ledger.Bytes // of a step; the writes wear the disks
-	Lanes                 int          // of each rank: chunks that are read, updated or written at a time
-}
-
 // TierBytes adds up the tiers of all ranks.
-func (p *Placement) TierBytes() (sum TierBytes) {
+func (p *Placement) TierBytes() (sum engine.TierBytes) {
 	for _, config := range p.Shards {
 		if config.Tier == nil {
 			continue
 		}
-		plan := config.TierPlan()
-		reads, writes := plan.StepBytes()
-		sum.StepReads, sum.StepWrites, sum.Lanes = sum.StepReads+reads, sum.StepWrites+writes, config.Tier.Lanes
-		sum.Window += config.WindowBytes(config.Tier.Lanes)
-		for _, size := range plan.Bytes() {
-			sum.Files += size
-		}
+		b := config.TierBytes()
+		sum.Window, sum.Files, sum.Lanes = sum.Window+b.Window, sum.Files+b.Files, b.Lanes
+		sum.StepReads, sum.StepWrites = sum.StepReads+b.StepReads, sum.StepWrites+b.StepWrites
 	}
 	return sum
 }

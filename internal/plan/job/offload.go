@@ -12,6 +12,7 @@ import (
 	"plimsoll/internal/plan/autograd"
 	"plimsoll/internal/plan/roads"
 	"plimsoll/internal/state/optim/kernel"
+	"plimsoll/internal/state/tier"
 )
 
 // Offload is the request for plimsoll.torch.StateOffload: the update runs on the GPU, and the states rest on the host.
@@ -24,6 +25,8 @@ type Offload struct {
 	Moments  string       `json:",omitempty"` // one of OffloadMoments
 	// NoRecovery keeps neither gradients nor parameters on the host.
 	NoRecovery bool `json:",omitempty"`
+	// Tier is where the optimizer service holds the states, of a job that it updates.
+	Tier Tier `json:",omitzero"`
 }
 
 // OffloadStates is what can be offloaded beside what files say.
@@ -49,6 +52,7 @@ type StateOffload struct {
 	// InService. With a format the bytes follow from the parameters of the rank.
 	Service ledger.Bytes
 	Format  *kernel.Format
+	Tier    *Tier // nil: the service has all states in memory
 }
 
 // Rest is where states are between two steps, and with it where they are updated.
@@ -76,6 +80,9 @@ func (r *resolver) offload() error {
 		return err
 	case o == (Offload{}):
 		return nil
+	case o.Tier != (Tier{}):
+		return fault.Inputf("--tier says where the optimizer service holds the states, and the optimizer is %s",
+			r.job.OptimizerName()).WithHint("--optimizer " + ServiceOptimizer)
 	case o.What == "":
 		return fault.Inputf("the flags say how states are offloaded, but not that they are").
 			WithHint("add --offload states")
@@ -127,6 +134,14 @@ func (o Offload) decide(j *Job) (*StateOffload, error) {
 	if o.Chunk < 0 || !(s.Fraction > 0 && s.Fraction <= 1) {
 		return nil, fault.Inputf("--offload-chunk is %v and --offload-fraction %v: expected a size, and a fraction "+
 			"above 0 and up to 1", o.Chunk, s.Fraction)
+	}
+	switch t := o.Tier; {
+	case t.Disks > 0:
+		t.Memory = cmp.Or(t.Memory, tier.DefaultMemory)
+		s.Tier = &t
+	case t.Memory > 0:
+		return nil, fault.Inputf("--memory is about the window of a tier, and there is no --tier").
+			WithHint("add --tier /mnt/nvme")
 	}
 	switch o.Master {
 	case "fp32":
@@ -244,7 +259,11 @@ func (o *StateOffload) proxies() int64 {
 // Name describes the offload.
 func (o *StateOffload) Name() string {
 	if o.Rest == InService {
-		return "plimsoll.torch.AdamW, states on the host in the format " + o.formatName()
+		name := "plimsoll.torch.AdamW, states on the host in the format " + o.formatName()
+		if o.Tier != nil {
+			name += ", in files on " + ledger.Plural(o.Tier.Disks, "disk")
+		}
+		return name
 	}
 	text := fmt.Sprintf("states on the host, in chunks of %v", o.ChunkBytes)
 	if o.Whole {

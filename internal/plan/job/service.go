@@ -2,7 +2,9 @@ package job
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"strconv"
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/fault"
@@ -50,11 +52,13 @@ func (r *resolver) inService(format string) error {
 	if err != nil {
 		return err
 	}
-	if r.Request.Offload != (Offload{}) {
+	others := r.Request.Offload
+	others.Tier = Tier{}
+	if others != (Offload{}) {
 		return fault.Inputf("--optimizer %s and --offload both say where the optimizer's states are", ServiceOptimizer).
 			WithHint("leave one of them out")
 	}
-	s, err := Offload{}.decide(r.job)
+	s, err := Offload{Tier: r.Request.Offload.Tier}.decide(r.job)
 	if err != nil {
 		return err
 	}
@@ -63,19 +67,54 @@ func (r *resolver) inService(format string) error {
 	return nil
 }
 
-// ServiceBytes returns the size of all arenas of a shard, some of whose elements have fp32 moments in any format.
+// Tier is the service's tier on disks.
+type Tier struct {
+	Disks  int          // of a node, one folder on each
+	Memory ledger.Bytes // of the windows of all ranks of a node
+}
+
+// ServiceBytes returns the size of all arenas of a shard in memory, some of whose elements have fp32 moments in any
+// format.
 func ServiceBytes(f kernel.Format, elements, wide int64) (ledger.Bytes, error) {
+	config, err := serviceShard(f, elements, wide)
+	return arenaBytes(config), err
+}
+
+// serviceShard returns a shard of the service, some of whose elements have fp32 moments in any format.
+func serviceShard(f kernel.Format, elements, wide int64) (config engine.ShardConfig, err error) {
 	f.Algorithm = kernel.Adam
 	sections := append(shard.Uniform(f, elements-wide), shard.Section{Elements: wide, Moments: kernel.MomentsFP32})
-	layout, err := shard.NewLayout(f, shard.DefaultChunk, sections)
-	if err != nil {
-		return 0, err
+	config.Layout, err = shard.NewLayout(f, shard.DefaultChunk, sections)
+	return config, err
+}
+
+func arenaBytes(config engine.ShardConfig) (bytes ledger.Bytes) {
+	if config.Layout == nil {
+		return 0
 	}
-	var bytes ledger.Bytes
-	for _, arena := range (engine.ShardConfig{Layout: layout}).Arenas() {
+	for _, arena := range config.Arenas() {
 		bytes += arena.Size
 	}
-	return bytes, nil
+	return bytes
+}
+
+// Put gives a shard of one of the ranks of a node its part of the tier, if there is one.
+func (t *Tier) Put(config *engine.ShardConfig, ranks int) error {
+	if t == nil {
+		return nil
+	}
+	folders := make([]string, t.Disks)
+	for i := range folders {
+		folders[i] = strconv.Itoa(i) // on paper no folder has a path
+	}
+	config.Tier = &engine.Tier{Folders: folders}
+	each := t.Memory / ledger.Bytes(ranks)
+	if config.Tier.Lanes = config.FirstLanes(each); config.Tier.Lanes == 0 {
+		return fault.Inputf("--memory %v is too little: the window of each of %s takes at least %v", t.Memory,
+			ledger.Plural(ranks, "rank"), config.WindowBytes(1)).
+			WithHint(fmt.Sprintf("--memory %dMiB", 1+config.WindowBytes(1)*ledger.Bytes(ranks)/ledger.MiB))
+	}
+	return nil
 }
 
 // WideMoments returns the number of trained parameters that keep fp32 moments beside moments in int8, as rehearse and
@@ -98,11 +137,30 @@ func (o *StateOffload) ServiceBytes(j *Job, elements int64) (ledger.Bytes, error
 	if o.Format == nil {
 		return o.Service, nil
 	}
+	config, err := o.shard(j, elements)
+	return arenaBytes(config), err
+}
+
+// TierBytes returns what the tier of a rank with so many trained parameters takes and moves.
+func (o *StateOffload) TierBytes(j *Job, elements int64) (engine.TierBytes, error) {
+	config, err := o.shard(j, elements)
+	if err != nil {
+		return engine.TierBytes{}, err
+	}
+	return config.TierBytes(), nil
+}
+
+// shard returns the shard that the service holds for a rank.
+func (o *StateOffload) shard(j *Job, elements int64) (engine.ShardConfig, error) {
 	var wide int64
 	if o.Format.Moments == kernel.MomentsInt8 {
 		wide = min(elements, (j.WideMoments(elements*int64(j.holders()))+int64(j.holders())-1)/int64(j.holders()))
 	}
-	return ServiceBytes(*o.Format, elements, wide)
+	config, err := serviceShard(*o.Format, elements, wide)
+	if err != nil {
+		return config, err
+	}
+	return config, o.Tier.Put(&config, j.RanksPerNode)
 }
 
 // holders returns the number of ranks that hold a shard each of the trained parameters.

@@ -59,6 +59,16 @@ var flags = map[recipe.Setting]requestFlag{
 	},
 	hostStates: word("offload", func(q *job.Request) *string { return &q.Offload.What }).givenWhere(always),
 	hostUpdate: word("optimizer", func(q *job.Request) *string { return &q.Optimizer }).givenWhere(always),
+	stateDisk: {
+		given: always,
+		set: func(q *job.Request, to any) {
+			q.Offload.Tier = job.Tier{}
+			if to != nil {
+				q.Offload.Tier.Disks = 1
+			}
+		},
+		says: func(to any) string { return fmt.Sprintf("--tier %v", to) },
+	},
 	activations: {
 		given: always,
 		set:   func(q *job.Request, to any) { q.OffloadsActivations = to == true },

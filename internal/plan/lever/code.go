@@ -16,6 +16,7 @@ var code = map[recipe.Setting]string{
 	recipe.Accumulation:          "gradient_accumulation_steps=%v",
 	allocConf:                    "PYTORCH_CUDA_ALLOC_CONF=%v in the environment",
 	hostStates:                   "plimsoll.torch.StateOffload(optimizer)",
+	stateDisk:                    `plimsoll.torch.AdamW(..., tier=["%v"])`,
 	activations:                  "activation_offloading=True in SFTConfig of TRL",
 	adapterRank:                  "peft.LoraConfig(r=%v)",
 	quantization:                 "BitsAndBytesConfig(load_in_4bit=True)",

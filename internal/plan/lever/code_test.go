@@ -23,6 +23,8 @@ func TestCode(t *testing.T) {
 				`"offload_param": {"device": "cpu"} in "zero_optimization"`}},
 		"a format": {when(true, to(hostUpdate, job.ServiceOptimizer+"/int8"))[0],
 			[]string{`plimsoll.torch.AdamW(model.parameters(), ..., moments="int8")`}},
+		"a disk": {when(true, to(stateDisk, "/mnt/nvme"))[0],
+			[]string{`plimsoll.torch.AdamW(..., tier=["/mnt/nvme"])`}},
 		"one micro batch": {when(true, to(recipe.MicroBatch, 2), to(recipe.Accumulation, 1))[0],
 			[]string{"per_device_train_batch_size=2"}},
 	} {

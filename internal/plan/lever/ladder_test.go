@@ -96,6 +96,24 @@ func TestLadders(t *testing.T) {
 	}
 }
 
+// TestLadderToDisk: where the optimizer service lacks memory in every format, a disk holds its states, and the job
+// fits.
+func TestLadderToDisk(t *testing.T) {
+	q := job.Request{Model: "llama-3.2-1b", GPU: "H100-80GB", Precision: "bf16", Sequence: 512,
+		Optimizer: job.ServiceOptimizer, HostMemory: 11 * ledger.GiB}
+	l, err := Climb(Question{Need: NeedOf(planned(t, q)), Request: q, Plan: planned(t, q)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !l.Fits() || !slices.ContainsFunc(l.Rungs, func(r Rung) bool { return r.Says() == "--tier /mnt/nvme" }) {
+		t.Errorf("the ladder is %+v", l)
+	}
+	checkRungs(t, "a disk", q, l)
+	if q.Offload.Tier.Disks = 1; planned(t, q).Verdict.Result == plan.DoesNotFit {
+		t.Error("with a disk the job does not fit")
+	}
+}
+
 // checkRungs plans a job with its rungs, one more each time.
 func checkRungs(t *testing.T, name string, q job.Request, l *Ladder) {
 	t.Helper()

@@ -125,6 +125,7 @@ var levers = []Lever{
 	{HostMemory, Nothing, "optimizer states then stay on the GPUs", optimizerOnGPU},
 	{HostMemory, Nothing, shards, shardedOnHost},
 	{HostMemory, Nothing, "states take fewer bytes on the host", smallerFormat},
+	{HostMemory, Time, "states are in files on a disk, and a window of memory holds those in use", statesOnDisk},
 	{HostMemory, Hardware, "twice the nodes hold half each of what is sharded, and make the same batch", moreNodes},
 	{HostMemory, Nothing, "states then stay on the GPUs", megatronStatesOnGPU},
 	{HostMemory, Nothing, "each rank then saves its shard, and none gathers the model", shardedCheckpoint},
@@ -159,6 +160,7 @@ const (
 	allocConf    recipe.Setting = "settings of the allocator"
 	hostStates   recipe.Setting = "states on the host"
 	hostUpdate   recipe.Setting = "optimizer on the host"
+	stateDisk    recipe.Setting = "optimizer states on a disk"
 	activations  recipe.Setting = "activations on the host"
 	adapterRank  recipe.Setting = "rank of an adapter"
 	adapted      recipe.Setting = "modules of an adapter"

@@ -57,6 +57,10 @@ func smallerFormat(j *job.Job) (ways [][]amend.Setting) {
 	return ways
 }
 
+func statesOnDisk(j *job.Job) [][]amend.Setting {
+	return when(j.Offload != nil && j.Offload.Format != nil && j.Offload.Tier == nil, to(stateDisk, "/mnt/nvme"))
+}
+
 func activationsOnHost(j *job.Job) [][]amend.Setting {
 	return when(j.Megatron == nil && j.DeepSpeed == nil && j.Pipeline == nil && !j.OnCPU &&
 		j.OffloadActivations == nil && !j.Compile && (j.Recompute == nil || !j.Recompute.Reentrant),
@@ -67,7 +71,7 @@ func activationsOnHost(j *job.Job) [][]amend.Setting {
 func allOnHost(j *job.Job) [][]amend.Setting {
 	settings := []amend.Setting{to(recipe.Stage, 3), to(recipe.OptimizerDevice, "cpu"),
 		to(recipe.ParameterDevice, "cpu"), to(sharded, nil), to(recipe.FSDPOffload, nil), to(hostStates, nil),
-		to(hostUpdate, nil), to(activations, nil)}
+		to(hostUpdate, nil), to(stateDisk, nil), to(activations, nil)}
 	if j.ParameterType == dtype.BF16 { // DeepSpeed trains in fp32 unless it is told otherwise
 		settings = append(settings, to(precision, "bf16"))
 	}

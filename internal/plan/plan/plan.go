@@ -12,6 +12,7 @@ import (
 	"plimsoll/internal/plan/job"
 	"plimsoll/internal/plan/roads"
 	"plimsoll/internal/plan/simulate"
+	"plimsoll/internal/state/engine"
 )
 
 // Plan is the predicted memory of a job.
@@ -29,8 +30,10 @@ type Plan struct {
 	// StateFormats lists the size of the optimizer state in Plimsoll's own formats, in
 	// the memory of one node. It is nil for optimizers that the formats do not hold.
 	StateFormats []StateFormat
-	offloaded    []roads.Parameter // of a rank, if the job offloads states
-	pinned       ledger.Bytes      // of a node, of a job of Megatron-LM
+	// Tier is what the disks of a node hold and move; nil where all states are in memory.
+	Tier      *Tier
+	offloaded []roads.Parameter // of a rank, if the job offloads states
+	pinned    ledger.Bytes      // of a node, of a job of Megatron-LM
 }
 
 // Result says whether a job fits.
@@ -64,6 +67,12 @@ type Verdict struct {
 
 // Lacks returns what the device lacks by the plan, the middle of its interval; 0 for one that has enough.
 func (v *Verdict) Lacks() ledger.Bytes { return max(0, v.Needed-v.Capacity) }
+
+// Tier is where the optimizer service holds states that are not in memory.
+type Tier struct {
+	Disks int // of a node
+	engine.TierBytes
+}
 
 // New plans a job. If the operations of the model are unknown, the plan is without
 // activations, and only its estimate has them.
@@ -128,6 +137,13 @@ func newWithin(j *job.Job, limit simulate.Limit, simulated simulator) (*Plan, er
 	}
 	p := &Plan{Job: j, Elements: j.Model.Elements(), Trained: j.Model.Elements(),
 		StateFormats: stateFormats(j, trained), offloaded: classes[0].Offloaded}
+	if o := j.Offload; o != nil && o.Tier != nil && o.Format != nil {
+		each, err := o.TierBytes(j, classes[0].Trained)
+		if err != nil {
+			return nil, err
+		}
+		p.Tier = &Tier{o.Tier.Disks, each.Times(j.RanksPerNode)}
+	}
 	if j.Adapter != nil {
 		p.Trained = trained
 	}

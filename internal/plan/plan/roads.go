@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/allocator"
 	"plimsoll/internal/plan/job"
@@ -44,6 +45,7 @@ type Road struct {
 // The names of roads. A CPU step can also run behind the passes: CPURoad, and the overlap.
 const (
 	CPURoad      = "CPU step"
+	DiskRoad     = "CPU step, disks" // with the states in files
 	ChunkedRoad  = "states in chunks"
 	WholeRoad    = "states whole"
 	PrefetchRoad = "states whole, prefetch" // before the backward pass
@@ -66,7 +68,7 @@ func NewRoads(j *job.Job, offload *job.StateOffload, rates roads.Rates, passes r
 	if err != nil {
 		return nil, err
 	}
-	r.findMissing()
+	r.findMissing(offload.Tier != nil)
 	if err := r.addCPU(*offload); err != nil {
 		return nil, err
 	}
@@ -94,7 +96,7 @@ func NewRoads(j *job.Job, offload *job.StateOffload, rates roads.Rates, passes r
 }
 
 // findMissing lists the rates that are not known.
-func (r *Roads) findMissing() {
+func (r *Roads) findMissing(onDisks bool) {
 	multiplies := slices.ContainsFunc(r.parameters, func(p roads.Parameter) bool { return p.Operations > 0 })
 	for _, rate := range []struct {
 		known bool
@@ -103,6 +105,7 @@ func (r *Roads) findMissing() {
 		{r.Rates.Link.In > 0 && r.Rates.Link.Out > 0, "the link to the GPU (--link-in, --link-out)"},
 		{r.Rates.Host > 0, "the memory of the host (--host-bandwidth)"},
 		{r.Rates.Device > 0, "the memory of the GPU (--gpu)"},
+		{r.Rates.Disk > 0 || !onDisks, "the disks (--disk-bandwidth)"},
 		{r.Passes.Forward > 0, "the passes of the trainer (--forward-ms, or --tflops)"},
 		{r.Rates.FLOPS > 0 || !multiplies, "the products of Newton-Schulz (--tflops)"},
 	} {
@@ -168,6 +171,10 @@ func (r *Roads) addCPU(o job.StateOffload) error {
 		elements += r.parameters[i].Elements
 	}
 	if !kernelAdam(r.Job.Optimizer.Name) || elements == 0 {
+		if o.Tier != nil {
+			return fault.Inputf("--tier is about AdamW's states in the optimizer service, and this job trains with %s",
+				r.Job.Optimizer.Name).WithHint("leave --tier out")
+		}
 		return nil
 	}
 	f := serviceFormat(r.parameters[0].Own/r.parameters[0].Elements, o.Moments)
@@ -175,9 +182,32 @@ func (r *Roads) addCPU(o job.StateOffload) error {
 	if err != nil {
 		return nil // more than one shard can have
 	}
+	update := roads.CPU{Traffic: ledger.Bytes(f.TrafficBytes(elements)), Layers: steptime.Layers(r.Job),
+		Gradients: ledger.Bytes(elements * f.Gradient.Size()), Parameters: ledger.Bytes(elements * f.Parameter.Size())}
+	modes := []overlap.Mode{overlap.None, overlap.Forward}
+	if r.Job.Clip == 0 {
+		modes = append(modes, overlap.Backward)
+	}
+	config := engine.ShardConfig{Layout: layout}
+	tier := o.Tier
+	o.Tier = nil
+	if err := r.addService(CPURoad, o, config, update, modes); err != nil || tier == nil {
+		return err
+	}
+	if err := tier.Put(&config, r.Job.RanksPerNode); err != nil {
+		return err
+	}
+	moved := config.TierBytes()
+	update.Disk = moved.StepReads + moved.StepWrites
+	return r.addService(DiskRoad, o, config, update, modes[:2]) // a tier has no steps behind the backward pass
+}
+
+// addService adds roads on which the optimizer service holds a shard for each rank.
+func (r *Roads) addService(name string, o job.StateOffload, config engine.ShardConfig, update roads.CPU,
+	modes []overlap.Mode) error {
 	o.Rest, o.Fraction = job.InService, 1
 	var pinned ledger.Bytes
-	for _, arena := range (engine.ShardConfig{Layout: layout}).Arenas() {
+	for _, arena := range config.Arenas() {
 		o.Service += arena.Size
 		if arena.Component == ledger.Gradients || arena.Component == ledger.Parameters {
 			pinned += arena.Size
@@ -188,18 +218,13 @@ func (r *Roads) addCPU(o job.StateOffload) error {
 		return err
 	}
 	ranks := ledger.Bytes(r.Job.RanksPerNode)
-	road.Name, road.Host, road.Pinned = CPURoad, o.Service*ranks, pinned*ranks
+	road.Host, road.Pinned = o.Service*ranks, pinned*ranks
 	road.Freed = roads.NewLayout(r.parameters, roads.Settings{Fraction: 1}).State()
-	update := roads.CPU{Traffic: ledger.Bytes(f.TrafficBytes(elements)), Mode: overlap.None,
-		Layers:    steptime.Layers(r.Job),
-		Gradients: ledger.Bytes(elements * f.Gradient.Size()), Parameters: ledger.Bytes(elements * f.Parameter.Size())}
-	r.take(road, func() roads.Step { return r.Rates.CPU(update, r.Passes) })
-	modes := []overlap.Mode{overlap.Forward}
-	if r.Job.Clip == 0 {
-		modes = append(modes, overlap.Backward)
-	}
 	for _, update.Mode = range modes {
-		road.Name = CPURoad + ", overlap " + string(update.Mode)
+		road.Name = name
+		if update.Mode != overlap.None {
+			road.Name += ", overlap " + string(update.Mode)
+		}
 		r.take(road, func() roads.Step { return r.Rates.CPU(update, r.Passes) })
 	}
 	return nil

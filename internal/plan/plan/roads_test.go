@@ -115,6 +115,39 @@ func TestRoadsBytes(t *testing.T) {
 	}
 }
 
+// TestDisks: on the road over disks the host holds parameters, gradients and a window, and a step takes as long as the
+// slower of memory and disks: 22 bytes a parameter, over the disks of the node.
+func TestDisks(t *testing.T) {
+	q := job.Request{Model: "llama-3.2-1b", Precision: "bf16", Sequence: 512, GPUs: 2, FSDP: "2", GPU: "H100-80GB"}
+	m, err := roads.FindMachine("8xh100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const parameters = 1_235_814_400
+	tier := job.Tier{Disks: 2, Memory: ledger.GiB}
+	for _, test := range []struct{ disk, seconds float64 }{{4e9, 22 * parameters / 4e9}, {1e15, 0}} {
+		m.Rates.Disk = test.disk
+		r := compared(t, q, job.Offload{Master: "split", Tier: tier}, m.Rates)
+		memory, disks := roadOf(t, r, CPURoad), roadOf(t, r, DiskRoad)
+		if host := float64(disks.Host) / parameters; host < 4 || host > 4.2 {
+			t.Errorf("disks: %.3f bytes a parameter on the host, want 4 and a window", host)
+		}
+		want := max(memory.Step.Exposed.Seconds(), test.seconds)
+		if got := disks.Step.Exposed.Seconds(); got < want*0.99 || got > want*1.02 {
+			t.Errorf("disks of %.0f GB/s: the trainer waits %.3g s, want %.3g", test.disk/1e9, got, want)
+		}
+		behind := roadOf(t, r, DiskRoad+", overlap forward")
+		if behind.Step.Exposed > disks.Step.Exposed {
+			t.Errorf("behind the forward pass the trainer waits %v, without overlap %v", behind.Step.Exposed,
+				disks.Step.Exposed)
+		}
+	}
+	if r := compared(t, q, job.Offload{Master: "split", Tier: tier}, roads.Rates{}); !slices.Contains(r.Missing,
+		"the disks (--disk-bandwidth)") {
+		t.Errorf("missing %q, and nobody says how fast the disks are", r.Missing)
+	}
+}
+
 // TestStepOfHeldStates compares the peak of a step with what the client says of its window: two slots, and gradients
 // and parameters of the largest chunk in fp32. A fused AdamW makes nothing beside them.
 func TestStepOfHeldStates(t *testing.T) {

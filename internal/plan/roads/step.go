@@ -12,6 +12,7 @@ type Rates struct {
 	Link   Link
 	Host   float64 // bytes that the memory of a node moves for the optimizer, for all its ranks together
 	Device float64 // bytes that the memory of a GPU moves
+	Disk   float64 // bytes that the disks of a node read and write together
 	FLOPS  float64 // operations of matrix products on a GPU
 }
 
@@ -104,17 +105,23 @@ type CPU struct {
 	Mode                           overlap.Mode
 	Layers                         []overlap.Layer
 	Clips                          bool // the update needs the norm of all gradients
+	// Disk is what the update reads from disks and writes there, of states that are in files.
+	Disk ledger.Bytes
 }
 
 // CPU returns a step with an update by the CPU, by the law of package overlap. Parameters leave for the GPU while
 // others are updated, so that the slower of the two counts. Gradients come during the backward pass; what a slow link
-// has not brought by its end is waited for.
+// has not brought by its end is waited for. Disks read and write chunks while others are updated, so they too count
+// where they are slowest.
 func (r Rates) CPU(c CPU, j Job) Step {
 	each := r.Host / float64(max(1, j.Ranks))
 	link := r.Link.shared(r.Host, j.Ranks)
 	s := Step{In: seconds(float64(c.Parameters) / link.In), Out: seconds(float64(c.Gradients) / link.Out)}
 	// The copies read and write host memory, too.
 	s.Update = seconds(float64(c.Traffic+c.Gradients+c.Parameters) / each)
+	if c.Disk > 0 {
+		s.Update = max(s.Update, seconds(float64(c.Disk)/(r.Disk/float64(max(1, j.Ranks)))))
+	}
 	step := overlap.Step{Mode: c.Mode, Layers: c.Layers, Forward: j.Forward, Backward: j.Backward,
 		Update: max(s.Update, s.In)}
 	s.Exposed = step.Exposed() + max(0, s.Out-j.Backward)

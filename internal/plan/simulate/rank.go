@@ -178,6 +178,8 @@ func (t *trace) failure(limit Limit) error {
 	switch {
 	case t.failed == nil:
 		return nil
+	case errors.As(t.failed, new(*fault.Input)):
+		return t.failed
 	case !errors.As(t.failed, &full):
 		return &fault.Internal{Err: fmt.Errorf("the plan's own trace is inconsistent: %w", t.failed)}
 	case limit.Capacity > 0 && !limit.Grows:

@@ -47,7 +47,7 @@ func (s *simulation) holdStates(parameters []*autograd.Parameter) {
 		if err != nil && s.host.failed == nil {
 			s.host.failed = err
 		}
-		s.host.hold(int64(bytes), ledger.HeldStates, because("all arenas of the optimizer service"))
+		s.host.hold(int64(bytes), ledger.HeldStates, func() string { return whyService(o) })
 		return
 	}
 	s.host.hold(int64(h.layout.Arena()), ledger.HeldStates, because("arena \"states\", pinned: %v of states and "+
@@ -57,6 +57,14 @@ func (s *simulation) holdStates(parameters []*autograd.Parameter) {
 		"step, with which another process can finish it"))
 	s.host.hold(int64(h.layout.Control()), ledger.HeldControl, because("arena \"control\": which chunks are "+
 		"committed, two tables of %d numbers, and the hyperparameters of a step", h.layout.Scalars))
+}
+
+func whyService(o *job.StateOffload) string {
+	if o.Tier != nil {
+		return "arenas of the optimizer service: parameters, gradients, journal, and a window for states, which are " +
+			"in files"
+	}
+	return "all arenas of the optimizer service"
 }
 
 // update runs a step of a torch optimizer over parameters on a device.

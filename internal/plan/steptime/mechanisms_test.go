@@ -2,6 +2,7 @@ package steptime
 
 import (
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -177,6 +178,49 @@ func TestMegatronExperts(t *testing.T) {
 	base, offloaded := host(""), host("--optimizer-cpu-offload --use-precision-aware-optimizer")
 	if offloaded.Optimizer.Expected < 3*base.Optimizer.Expected {
 		t.Errorf("an update by the CPU: %v, on the GPU %v", offloaded.Optimizer, base.Optimizer)
+	}
+}
+
+// TestDisks: a step whose states are in files takes what the disks of the node take for all its ranks, and where nobody
+// says how fast they are, the step names what it assumes.
+func TestDisks(t *testing.T) {
+	const parameters, bytes = 1_235_814_400, 22
+	q := job.Request{Model: "llama-3.2-1b", GPU: "H100-80GB", GPUs: 2, FSDP: "2", Precision: "bf16", Sequence: 512,
+		Optimizer: job.ServiceOptimizer}
+	step := func(disks int, rate float64) *Step {
+		t.Helper()
+		q.Offload.Tier.Disks = disks
+		j, err := q.Resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := Machine{Rates: roads.Rates{Host: 164e9, Disk: rate}}
+		s, err := Predict(j, m, parameters, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	within := func(what string, got time.Duration, want float64) {
+		t.Helper()
+		if ratio := got.Seconds() / want; !(ratio > 0.99 && ratio < 1.02) {
+			t.Errorf("%s: the optimizer takes %v, want %.3g s", what, got, want)
+		}
+	}
+	memory := step(0, 0)
+	given := step(1, 5e9)
+	within("5 GB/s", given.Optimizer.Expected, bytes*parameters/5e9)
+	if len(memory.Assumed) != 0 || len(given.Assumed) != 0 {
+		t.Errorf("assumed without a disk %q, and with its rate %q", memory.Assumed, given.Assumed)
+	}
+	assumed := step(2, 0)
+	within("two disks", assumed.Optimizer.Expected, bytes*parameters/(2*roads.AssumedDisk[0]))
+	if len(assumed.Assumed) != 1 || !strings.Contains(assumed.Assumed[0], "--disk-bandwidth") {
+		t.Errorf("assumed %q", assumed.Assumed)
+	}
+	if fast := step(1, 1e15); fast.Optimizer != memory.Optimizer {
+		t.Errorf("with disks that take no time the optimizer takes %v, and in memory %v", fast.Optimizer,
+			memory.Optimizer)
 	}
 }
 

@@ -331,6 +331,9 @@ func (p *predictor) update() {
 	switch {
 	case j.Offload != nil && j.Offload.Format != nil:
 		p.optimizer = p.onHost(each, float64(j.Offload.Format.TrafficBytes(1)), overlap.None, rank)
+		if j.Offload.Tier != nil {
+			p.optimizer = max(p.optimizer, p.onDisks(int64(each), rank))
+		}
 	case j.Offload != nil:
 		step := roads.NewLayout(p.offloaded, j.Offload.Settings).Step(r.Rates, rank)
 		p.optimizer = step.Exposed.Seconds()
@@ -369,6 +372,15 @@ func (p *predictor) onHost(each, bytes float64, mode overlap.Mode, rank roads.Jo
 		rank.Forward = 0
 	}
 	return p.rates.CPU(c, rank).Exposed.Seconds()
+}
+
+// onDisks returns the time in which the disks of a node read and write what a step of all its ranks does.
+func (p *predictor) onDisks(each int64, rank roads.Job) float64 {
+	tier, err := p.job.Offload.TierBytes(p.job, each)
+	if err != nil { // the plan has refused it
+		return 0
+	}
+	return float64(tier.StepReads+tier.StepWrites) * float64(rank.Ranks) / p.rates.Disk
 }
 
 // holders returns the number of ranks that hold the states of a parameter in parts.

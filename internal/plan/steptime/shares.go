@@ -218,6 +218,11 @@ func ratesAt(j *job.Job, m Machine, end int) rates {
 		r.Link = roads.Link{In: each, Out: each}
 	}
 	r.Host *= shares.host[end]
+	if m.assumesDisk(j) {
+		r.Disk = float64(j.Offload.Tier.Disks) * roads.AssumedDisk[end]
+	} else {
+		r.Disk *= shares.host[end]
+	}
 	peer := shares.peer
 	if j.GPU.Speed.Peer <= j.GPU.Speed.Host && j.GPU.Capability < 100 { // PCIe is all that there is
 		peer = shares.bus

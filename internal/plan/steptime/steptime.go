@@ -84,6 +84,26 @@ func (m Machine) assumesNetwork(j *job.Job) bool {
 	return j.World > j.RanksPerNode && m.Network == 0 && j.GPU.Speed.Network == 0
 }
 
+// assumesDisk reports whether a step waits for disks whose rate nobody says.
+func (m Machine) assumesDisk(j *job.Job) bool {
+	return j.Offload != nil && j.Offload.Tier != nil && m.Disk == 0
+}
+
+// assumed returns the rates that a step of a job takes, and that nobody says.
+func (m Machine) assumed(j *job.Job) (list []string) {
+	const giga = 1e9
+	if m.assumesNetwork(j) {
+		list = append(list, fmt.Sprintf("%g GB/s from a GPU to other nodes, %g to %g in the interval: give --network",
+			assumedNetwork[expected]/giga, assumedNetwork[1]/giga, assumedNetwork[2]/giga))
+	}
+	if m.assumesDisk(j) {
+		each := roads.AssumedDisk
+		list = append(list, fmt.Sprintf("%g GB/s that each disk reads and writes, %g to %g in the interval, as SSDs "+
+			"for PCIe 4 do: give --disk-bandwidth", each[expected]/giga, each[1]/giga, each[2]/giga))
+	}
+	return list
+}
+
 // lacks returns the rates of GPUs and their links that are not known, and how to give them.
 func (m Machine) lacks(j *job.Job) (lacks []string) {
 	if m.FLOPS == 0 && j.GPU.Speed.Half == 0 {
@@ -146,10 +166,7 @@ func Predict(j *job.Job, m Machine, trained int64, offloaded []roads.Parameter) 
 		}
 		s.take(found.times(unmodelledShare[end]), end)
 	}
-	if m.assumesNetwork(j) {
-		s.Assumed = []string{fmt.Sprintf("%g GB/s from a GPU to other nodes, %g to %g in the interval: give --network",
-			assumedNetwork[expected]/1e9, assumedNetwork[1]/1e9, assumedNetwork[2]/1e9)}
-	}
+	s.Assumed = m.assumed(j)
 	if j.Pipeline == nil && j.Megatron == nil {
 		s.HiddenFrom = hiddenFrom(j, m, s.Forward.Expected)
 	}

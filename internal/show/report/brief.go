@@ -17,6 +17,7 @@ import (
 func (d *PlanDocument) brief(detail int) *Page {
 	var job, largest, next Facts
 	job.add("job", "%s on %s: %s, %s, %s", d.Model.Name, d.machine(), d.types(), d.batch(), d.Job.optimizer())
+	d.Tier.addTo(&job, d.StepTime)
 	device := d.limiting()
 	largest.add("largest", "%s", largestOf(device))
 	if d.Applied != nil {

@@ -31,6 +31,8 @@ type PlanDocument struct {
 	Assumptions  []string           `json:"assumptions"`
 	Devices      []ledger.Device    `json:"devices"`
 	StateFormats []plan.StateFormat `json:"plimsoll_host_state"`
+	// Tier is what the disks of a node hold, if the states are in files.
+	Tier *PlannedTier `json:"tier,omitempty"`
 	// HostStep is the time of an update on this host; nil where the profile of the host does not tell.
 	HostStep *HostStep `json:"plimsoll_host_step,omitempty"`
 	// Advice is what would mend the job, the best first.
@@ -153,6 +155,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 		Nearest:      nearestOf(p.Devices, published.EngineOf(p.Job.EngineName()), p.Elements),
 		Model:        PlannedModel{j.Model.Name, j.Model.Architecture, j.Model.Source, p.Elements, p.Trained},
 		StateFormats: append([]plan.StateFormat{}, p.StateFormats...),
+		Tier:         newPlannedTier(p.Tier),
 		Assumptions:  append([]string{}, j.Assumptions...),
 		Job: PlannedJob{
 			Engine:          j.EngineName(),
@@ -220,6 +223,7 @@ func (d *PlanDocument) Page() *Page {
 		strings.Join(append([]string{d.Job.Engine}, d.Job.Parallel...), ", "), d.types(), d.batch(), d.Job.Attention,
 		d.Job.optimizer())
 	d.StepTime.addTo(&job)
+	d.Tier.addTo(&job, d.StepTime)
 	sections := []Section{d.advised(), {job}}
 	palette := paletteOf(d.Devices)
 	for i := range d.Devices {

@@ -90,24 +90,21 @@ type RehearsedJob struct {
 	RehearsedStepsCount int              `json:"rehearsed_steps"`
 }
 
-// RehearsedTier is the tier on disks.
+// RehearsedTier is the tier of a rehearsal, with all its ranks.
 type RehearsedTier struct {
-	Folders []string     `json:"folders"`
-	Files   ledger.Bytes `json:"file_bytes"`
-	Window  ledger.Bytes `json:"window_bytes"`
-	Lanes   int          `json:"lanes"` // of each rank: chunks that are read, updated or written at a time
-	// StepReads and StepWrites are what a step moves. The writes wear the disks.
-	StepReads  ledger.Bytes `json:"step_read_bytes"`
-	StepWrites ledger.Bytes `json:"step_written_bytes"`
+	Folders []string `json:"folders"`
+	TierBytes
 }
 
 func newRehearsedTier(p *rehearse.Placement) *RehearsedTier {
 	if p.Tier == nil {
 		return nil
 	}
-	b := p.TierBytes()
-	return &RehearsedTier{Folders: p.Tier.Folders, Files: b.Files, Window: b.Window, Lanes: b.Lanes,
-		StepReads: b.StepReads, StepWrites: b.StepWrites}
+	return &RehearsedTier{p.Tier.Folders, newTierBytes(p.TierBytes())}
+}
+
+func (t *RehearsedTier) addTo(f *Facts) {
+	t.TierBytes.addTo(f, "in "+strings.Join(t.Folders, ", "), "")
 }
 
 // LossScaling is the settings of the loss scaler, by DeepSpeed's names, and its results.
@@ -333,10 +330,8 @@ func (r *Rehearsal) facts() Facts {
 		f.add("ranks", "%d here of %d, %s of %s parameters on this host", r.Job.Ranks, r.Job.WorldSize,
 			ledger.Count(r.Job.ParametersOnHost), ledger.Count(r.Model.Parameters))
 	}
-	if t := r.Tier; t != nil {
-		f.add("tier", "%v of files in %s; %v of memory, for %s at a time in each rank", t.Files,
-			strings.Join(t.Folders, ", "), t.Window, counted(int64(t.Lanes), "chunk"))
-		f.add("wear", "a step reads %v from the disks and writes %v there", t.StepReads, t.StepWrites)
+	if r.Tier != nil {
+		r.Tier.addTo(&f)
 	}
 	if l := r.LossScaling; l != nil {
 		f.add("loss scale", "%s", l.rule())

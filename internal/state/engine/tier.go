@@ -173,6 +173,39 @@ const mostProcessors = 16
 // the speed of a disk, and with 16 more than 90 %.
 func (c ShardConfig) LaneProcessors() int { return min(c.lanes(), mostProcessors) }
 
+// FirstLanes returns how many lanes the window of a session has whose rank has so much memory left. It leaves half to
+// other parts of the rank, if it can; 0 if there is no room for one lane.
+func (c ShardConfig) FirstLanes(left ledger.Bytes) int {
+	if lanes := c.LanesWithin(left / 2); lanes > 0 {
+		return lanes
+	}
+	return c.LanesWithin(left)
+}
+
+// TierBytes is what a tier takes and moves.
+type TierBytes struct {
+	Window, Files         ledger.Bytes
+	StepReads, StepWrites ledger.Bytes // of a step; the writes wear the disks
+	Lanes                 int          // of each rank: chunks that are read, updated or written at a time
+}
+
+// TierBytes returns what the tier of a shard takes and moves.
+func (c ShardConfig) TierBytes() TierBytes {
+	plan := c.TierPlan()
+	b := TierBytes{Window: c.WindowBytes(c.Tier.Lanes), Lanes: c.Tier.Lanes}
+	b.StepReads, b.StepWrites = plan.StepBytes()
+	for _, size := range plan.Bytes() {
+		b.Files += size
+	}
+	return b
+}
+
+// Times returns what so many shards like this one take and move.
+func (b TierBytes) Times(shards int) TierBytes {
+	n := ledger.Bytes(shards)
+	return TierBytes{b.Window * n, b.Files * n, b.StepReads * n, b.StepWrites * n, b.Lanes}
+}
+
 func (c ShardConfig) windowArena() arena.Plan {
 	_, sizes := c.partSizes()
 	return arena.Plan{

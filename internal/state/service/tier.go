@@ -58,8 +58,7 @@ func suits(d *protocol.Document, label []byte) error {
 	return nil
 }
 
-// lanesOf returns how many chunks of a new session are in memory at a time. The ranks of the host share the window, and
-// a session leaves half of what its rank has left to other parts of the rank, if it can.
+// lanesOf returns how many chunks of a new session are in memory at a time. The ranks of the host share the window.
 func (s *Server) lanesOf(d *protocol.Document, config engine.ShardConfig) (int, error) {
 	left := s.tier.Memory / ledger.Bytes(d.LocalWorld)
 	s.mu.Lock()
@@ -71,10 +70,7 @@ func (s *Server) lanesOf(d *protocol.Document, config engine.ShardConfig) (int, 
 		}
 	}
 	s.mu.Unlock()
-	if lanes := config.LanesWithin(left / 2); lanes > 0 {
-		return lanes, nil
-	}
-	if lanes := config.LanesWithin(left); lanes > 0 {
+	if lanes := config.FirstLanes(left); lanes > 0 {
 		return lanes, nil
 	}
 	return 0, protocol.DoesNotFit.Errorf("a window of the tier for session %v takes at least %v, and of the %v of "+

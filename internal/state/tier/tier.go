@@ -36,6 +36,9 @@ import (
 // Block is what offsets, lengths and addresses of direct I/O are multiples of.
 const Block = 4096
 
+// DefaultMemory is that of the windows of a service that is not told another: enough to keep several disks busy.
+const DefaultMemory = 1 * ledger.GiB
+
 // Round rounds a size up to full blocks.
 func Round(size int64) int64 { return (size + Block - 1) / Block * Block }
 
