@@ -418,6 +418,8 @@ func offloadFlags(c *cobra.Command, o *job.Offload) {
 		job.OffloadModes)
 	restFlags(c, o)
 	tierOnPaperFlags(c, &o.Tier, "--optimizer plimsoll: its states")
+	c.Flags().IntVar(&o.Tenants, "tenants", 0, "--optimizer plimsoll: `adapters` with states in memory, which "+
+		"one model trains in turns")
 }
 
 // restFlags adds the flags that say how states rest on the host.

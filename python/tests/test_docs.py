@@ -148,3 +148,14 @@ def test_the_cookbook_moves_a_job_from_deepspeed(tmp_path, monkeypatch):
     exec(compile(program, "docs/cookbook.md", "exec"), names)
     assert names["optimizer"].resumed_step == 3
     assert all(state["step"] == 4 for state in names["optimizer"].state_dict()["state"].values())
+
+
+def test_the_program_of_tenants(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    model = GPT().bfloat16()
+    names = {"model": model, "requests": [(name, batch(text(), i, size=1)) for i, name in enumerate(["ann", "bob", "ann"])]}
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tenants.md").read_text(), re.DOTALL)
+    exec(compile(program, "docs/tenants.md", "exec"), names)
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["ann", "1"], ["bob", "1"], ["ann", "2"]]
+    names["tenants"].evict("bob")
+    assert names["tenants"].saved() == ["bob"] and names["tenants"].resident == ("ann",)

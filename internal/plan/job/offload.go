@@ -27,6 +27,8 @@ type Offload struct {
 	NoRecovery bool `json:",omitempty"`
 	// Tier is where the optimizer service holds the states, of a job that it updates.
 	Tier Tier `json:",omitzero"`
+	// Tenants is how many adapters have states in the service at a time; 0 and 1 are one.
+	Tenants int `json:",omitempty"`
 }
 
 // OffloadStates is what can be offloaded beside what files say.
@@ -53,6 +55,7 @@ type StateOffload struct {
 	Service ledger.Bytes
 	Format  *kernel.Format
 	Tier    *Tier // nil: the service has all states in memory
+	Tenants int   // each with values and states of its own
 }
 
 // Rest is where states are between two steps, and with it where they are updated.
@@ -82,6 +85,9 @@ func (r *resolver) offload() error {
 		return nil
 	case o.Tier != (Tier{}):
 		return fault.Inputf("--tier says where the optimizer service holds the states, and the optimizer is %s",
+			r.job.OptimizerName()).WithHint("--optimizer " + ServiceOptimizer)
+	case o.Tenants != 0:
+		return fault.Inputf("--tenants counts states of the optimizer service, and the optimizer is %s",
 			r.job.OptimizerName()).WithHint("--optimizer " + ServiceOptimizer)
 	case o.What == "":
 		return fault.Inputf("the flags say how states are offloaded, but not that they are").
@@ -135,6 +141,15 @@ func (o Offload) decide(j *Job) (*StateOffload, error) {
 		return nil, fault.Inputf("--offload-chunk is %v and --offload-fraction %v: expected a size, and a fraction "+
 			"above 0 and up to 1", o.Chunk, s.Fraction)
 	}
+	switch {
+	case o.Tenants < 0:
+		return nil, fault.Inputf("--tenants is %d, expected 1 or more", o.Tenants)
+	case o.Tenants > 1 && o.Tier.Disks > 0:
+		return nil, fault.Inputf("--tenants is given, and --tier: tenants that leave the memory become "+
+			"checkpoints").
+			WithHint("leave --tier out, and count the tenants that are in memory")
+	}
+	s.Tenants = max(1, o.Tenants)
 	switch t := o.Tier; {
 	case t.Disks > 0:
 		t.Memory = cmp.Or(t.Memory, tier.DefaultMemory)
@@ -262,6 +277,9 @@ func (o *StateOffload) Name() string {
 		name := "plimsoll.torch.AdamW, states on the host in the format " + o.formatName()
 		if o.Tier != nil {
 			name += ", in files on " + ledger.Plural(o.Tier.Disks, "disk")
+		}
+		if o.Tenants > 1 {
+			name += fmt.Sprintf(", of %d tenants", o.Tenants)
 		}
 		return name
 	}

@@ -53,12 +53,12 @@ func (r *resolver) inService(format string) error {
 		return err
 	}
 	others := r.Request.Offload
-	others.Tier = Tier{}
+	others.Tier, others.Tenants = Tier{}, 0
 	if others != (Offload{}) {
 		return fault.Inputf("--optimizer %s and --offload both say where the optimizer's states are", ServiceOptimizer).
 			WithHint("leave one of them out")
 	}
-	s, err := Offload{Tier: r.Request.Offload.Tier}.decide(r.job)
+	s, err := Offload{Tier: r.Request.Offload.Tier, Tenants: r.Request.Offload.Tenants}.decide(r.job)
 	if err != nil {
 		return err
 	}
@@ -138,7 +138,7 @@ func (o *StateOffload) ServiceBytes(j *Job, elements int64) (ledger.Bytes, error
 		return o.Service, nil
 	}
 	config, err := o.shard(j, elements)
-	return arenaBytes(config), err
+	return arenaBytes(config) * ledger.Bytes(o.Tenants), err
 }
 
 // TierBytes returns what the tier of a rank with so many trained parameters takes and moves.

@@ -64,6 +64,9 @@ func whyService(o *job.StateOffload) string {
 		return "arenas of the optimizer service: parameters, gradients, journal, and a window for states, which are " +
 			"in files"
 	}
+	if o.Tenants > 1 {
+		return fmt.Sprintf("all arenas of the optimizer service, of %d tenants", o.Tenants)
+	}
 	return "all arenas of the optimizer service"
 }
 
