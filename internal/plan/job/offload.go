@@ -145,7 +145,7 @@ func (o Offload) decide(j *Job) (*StateOffload, error) {
 	case o.Tenants < 0:
 		return nil, fault.Inputf("--tenants is %d, expected 1 or more", o.Tenants)
 	case o.Tenants > 1 && o.Tier.Disks > 0:
-		return nil, fault.Inputf("--tenants is given, and --tier: tenants that leave the memory become "+
+		return nil, fault.Inputf("--tenants is given, and --tier: tenants that leave the memory become " +
 			"checkpoints").
 			WithHint("leave --tier out, and count the tenants that are in memory")
 	}
