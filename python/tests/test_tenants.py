@@ -25,7 +25,7 @@ def network():
 def give_gradients(model, seed):
     generator = torch.Generator().manual_seed(seed)
     for p in model.parameters():
-        p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+        p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device)
 
 
 def alone(name, steps, **options):
