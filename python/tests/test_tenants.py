@@ -86,6 +86,14 @@ def test_others_leave_the_memory(service, tmp_path):
     assert "t0" not in tenants.saved() and tenants.switch("t0").resumed_step == 0
 
 
+def test_which_leaves(service, tmp_path):
+    """The one that was not used for the longest."""
+    tenants = Tenants(network().parameters(), optimizer=AdamW, folder=tmp_path, resident=3, socket=service.socket)
+    for name in ("a", "b", "c", "a", "b", "d"):
+        tenants.switch(name)
+    assert tenants.resident == ("a", "b", "d")
+
+
 def test_next_process_finds_them(service, tmp_path):
     """What was saved before it was changed again is not what a tenant goes on from."""
     for begin in (0, 3):
@@ -137,9 +145,10 @@ def test_trainers_are_killed(service, tmp_path, kills, seed):
     assert int(done.stdout) == kills
 
 
-def test_changes_of_the_program_are_kept(service):
+@pytest.mark.parametrize("state", ["split", "fp32"])
+def test_changes_of_the_program_are_kept(service, state):
     model = network()
-    tenants = Tenants(model.parameters(), optimizer=AdamW, lr=1e-2, socket=service.socket)
+    tenants = Tenants(model.parameters(), optimizer=AdamW, lr=1e-2, state=state, socket=service.socket)
     train(model, tenants.switch("a"), range(1))
     with torch.no_grad():
         model[0].weight.fill_(2.0)
@@ -149,7 +158,7 @@ def test_changes_of_the_program_are_kept(service):
     tenants.switch("a")
     assert (model[0].weight == 2).all() and (model[1].weight == 3).all()
     reference = network()
-    optimizer = AdamW(reference.parameters(), lr=1e-2, job="reference")
+    optimizer = AdamW(reference.parameters(), lr=1e-2, state=state, job="reference")
     for step in range(2):
         give_gradients(reference, seed_of("a", step))
         optimizer.step()
