@@ -182,39 +182,28 @@ func serveUntil(t testing.TB) (server *Server, socket string, end func()) {
 	return server, socket, end
 }
 
-// TestMetrics compares the metrics that Prometheus reads with the overview.
-func TestMetrics(t *testing.T) {
-	server, socket := serveHere(t)
+// servingMetrics has a service answer Prometheus. It returns the address, and what ends it.
+func servingMetrics(t *testing.T, server *Server) (address string, stop func()) {
+	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := listener.Addr().String() // closed below, and free then
+	address = listener.Addr().String() // closed below, and free then
 	if err := listener.Close(); err != nil {
 		t.Fatal(err)
 	}
-	stop, err := server.ServeMetrics(address)
+	stop, err = server.ServeMetrics(address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer stop()
-	a := begun(t, socket, testDocument(small, func(d *protocol.Document) { d.World = 2 }))
-	mustStep(t, a, 3)
-	b := begun(t, socket, testDocument(small, func(d *protocol.Document) { d.World, d.Rank, d.Moments = 2, 1, "int8" }))
-	mustStep(t, b, 2)
-	if _, err := b.Save(t.TempDir(), nil); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := b.Saved(); err != nil {
-		t.Fatal(err)
-	}
-	wantError(t, b.Step(9, 1, true, adamw...), protocol.OutOfOrder, "*")
-	if err := a.Detach(); err != nil {
-		t.Fatal(err)
-	}
-	await(t, "a client to go", func() bool { return server.Overview().Clients == 1 })
-	await(t, "the end of an answer that was heard", func() bool { return server.Overview().Unanswered == 0 })
+	t.Cleanup(stop)
+	return address, stop
+}
 
+// scraped returns the metrics that a service answers, by their names and labels.
+func scraped(t *testing.T, address string) map[string]float64 {
+	t.Helper()
 	response, err := http.Get("http://" + address + "/metrics")
 	if err != nil {
 		t.Fatal(err)
@@ -234,6 +223,50 @@ func TestMetrics(t *testing.T) {
 			got[name+labelsOf(m)] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
 		}
 	}
+	return got
+}
+
+// TestMetricsOfATier: what a service has moved to and from the disks, of which they wear, and how much they hold.
+func TestMetricsOfATier(t *testing.T) {
+	server, socket := serveHere(t)
+	server.tier = Tier{Folders: []string{t.TempDir()}, Memory: 32 * ledger.MiB}
+	address, _ := servingMetrics(t, server)
+	s := begun(t, socket, testDocument(small))
+	mustStep(t, s, 2)
+	got, status := scraped(t, address), server.Overview().Sessions[0].Tier
+	for name, want := range map[string]float64{
+		"plimsoll_tier_bytes{part=bf16,rank=0}":                               float64(status.Bytes),
+		"plimsoll_tier_moved_bytes_total{direction=read,part=bf16,rank=0}":    float64(status.Read),
+		"plimsoll_tier_moved_bytes_total{direction=written,part=bf16,rank=0}": float64(status.Written),
+	} {
+		if x, ok := got[name]; !ok || x != want || want == 0 {
+			t.Errorf("%s is %v (there: %v), and the overview says %v", name, x, ok, want)
+		}
+	}
+}
+
+// TestMetrics compares the metrics that Prometheus reads with the overview.
+func TestMetrics(t *testing.T) {
+	server, socket := serveHere(t)
+	address, stop := servingMetrics(t, server)
+	a := begun(t, socket, testDocument(small, func(d *protocol.Document) { d.World = 2 }))
+	mustStep(t, a, 3)
+	b := begun(t, socket, testDocument(small, func(d *protocol.Document) { d.World, d.Rank, d.Moments = 2, 1, "int8" }))
+	mustStep(t, b, 2)
+	if _, err := b.Save(t.TempDir(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Saved(); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, b.Step(9, 1, true, adamw...), protocol.OutOfOrder, "*")
+	if err := a.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "a client to go", func() bool { return server.Overview().Clients == 1 })
+	await(t, "the end of an answer that was heard", func() bool { return server.Overview().Unanswered == 0 })
+
+	got := scraped(t, address)
 	o := server.Overview()
 	want := map[string]float64{
 		fmt.Sprintf("plimsoll_service_info{job=test,kernel=%s,version=test}", o.Kernel): 1,

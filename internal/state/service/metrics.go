@@ -134,7 +134,10 @@ var (
 	bandwidthMetric = metric("last_step_bytes_per_second", "Memory bandwidth of the last step: bytes read and "+
 		"written per second.",
 		"rank", "part")
-	trafficMetric  = metric("step_bytes", "Bytes that a step reads and writes.", "rank", "part")
+	trafficMetric = metric("step_bytes", "Bytes that a step reads and writes.", "rank", "part")
+	tierMetric    = metric("tier_bytes", "Bytes of the files that hold the state.", "rank", "part")
+	tierMoved     = metric("tier_moved_bytes_total", "Bytes that this service has read from the disks of a tier and "+
+		"written there.", "rank", "part", "direction")
 	attachedMetric = metric("session_attached", "1 while a client holds the session.", "rank", "part")
 	savingMetric   = metric("session_saving", "1 while the service writes the state to a checkpoint.", "rank", "part")
 	savedMetric    = metric("saved_step", "The step of the last checkpoint.", "rank", "part")
@@ -145,7 +148,7 @@ func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		infoMetric, restartsMetric, requestsMetric, unansweredMetric, queuedMetric, clientsMetric, asideMetric,
 		plannedMetric, residentMetric, stepMetric, stepsMetric,
-		secondsMetric, lastMetric, bandwidthMetric, trafficMetric, attachedMetric, savingMetric, savedMetric,
+		secondsMetric, lastMetric, bandwidthMetric, trafficMetric, tierMetric, tierMoved, attachedMetric, savingMetric, savedMetric,
 	} {
 		out <- d
 	}
@@ -192,6 +195,11 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		gauge(lastMetric, x.LastStepSeconds, labels...)
 		gauge(bandwidthMetric, x.Bandwidth(), labels...)
 		gauge(trafficMetric, float64(x.TrafficBytes), labels...)
+		if t := x.Tier; t != nil {
+			gauge(tierMetric, float64(t.Bytes), labels...)
+			counter(tierMoved, float64(t.Read), labels[0], labels[1], "read")
+			counter(tierMoved, float64(t.Written), labels[0], labels[1], "written")
+		}
 		gauge(attachedMetric, truth(x.Client != 0), labels...)
 		gauge(savingMetric, truth(x.Saving), labels...)
 		gauge(savedMetric, float64(x.SavedStep), labels...)
