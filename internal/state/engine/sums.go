@@ -190,17 +190,20 @@ func (s *scrubbing) set(changing bool) {
 	s.changing = changing
 }
 
-// Scrub verifies the sums of the next chunk, unless the shard is being changed, and returns how many bytes it has read.
-// Any goroutine may call it. It leaves a tier alone, whose chunks are verified when they are read.
+// Scrub verifies the sums of the next chunk, or what files of a tier hold of it, unless the shard is being changed. It
+// returns how many bytes it has read. Any goroutine may call it.
 func (s *Shard) Scrub() (bytes int64) {
 	defer s.catch()
 	s.scrubbing.mutex.Lock()
 	defer s.scrubbing.mutex.Unlock()
-	if s.Err() != nil || s.scrubbing.changing || s.isUnderway() || s.tier != nil {
+	if s.Err() != nil || s.scrubbing.changing || s.isUnderway() {
 		return 0
 	}
 	unit := s.scrubbing.next % s.config.Chunks
 	s.scrubbing.next = unit + 1
+	if s.tier != nil {
+		return s.scrubFiles(unit)
+	}
 	state := s.chunk(unit).state()
 	s.isSound(unit, &state)
 	for _, number := range s.chunkSums.streams {

@@ -363,6 +363,22 @@ func (s *Shard) readState(l *lane, unit int) error {
 	return s.tier.store.Read(unit, tier.State, l.parts[tier.State])
 }
 
+// scrubFiles verifies what the files hold of a chunk, and returns how many bytes it has read.
+func (s *Shard) scrubFiles(unit int) (bytes int64) {
+	spare := &s.tier.spare
+	spare.Lock()
+	defer spare.Unlock()
+	s.bind(spare.lane, unit)
+	for part, p := range spare.parts {
+		if err := s.tier.store.Verify(unit, tier.Part(part), p); err != nil {
+			s.failTier(err)
+			return bytes
+		}
+		bytes += int64(len(p))
+	}
+	return bytes
+}
+
 // writeState writes the chunk of a lane to the files.
 func (s *Shard) writeState(l *lane) error {
 	if err := s.tier.store.Write(l.unit, tier.State, l.parts[tier.State]); err != nil {

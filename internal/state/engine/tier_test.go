@@ -308,6 +308,55 @@ func TestAnErrorEndsTheStep(t *testing.T) {
 	}
 }
 
+// TestScrubReadsFiles: what flips in the files of a shard at rest is found before a step reads it, and looking for it
+// counts as no traffic.
+func TestScrubReadsFiles(t *testing.T) {
+	c := crashCases()[1].small()
+	random := rand.New(rand.NewPCG(3, 4))
+	found := 0
+	for range 60 {
+		disk := tiertest.New()
+		if _, err := c.run(t, disk, 2); err != nil {
+			t.Fatal(err)
+		}
+		s, err := NewShard(c.onTier(t, disk, 2, "/a", "/b"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Restore(); err != nil {
+			t.Fatal(err)
+		}
+		scrubAll := func() {
+			for range s.config.Chunks {
+				if s.Scrub() == 0 && s.Err() == nil {
+					t.Fatal("the scrubber has read nothing")
+				}
+			}
+		}
+		before, _ := s.TierTraffic()
+		scrubAll()
+		if read, _ := s.TierTraffic(); s.Err() != nil || read != before {
+			t.Fatalf("sound files: %v, and %d bytes count as read, where %d did", s.Err(), read, before)
+		}
+		paths := slices.DeleteFunc(disk.Paths(), func(path string) bool { return !strings.HasSuffix(path, ".data") })
+		path := paths[random.IntN(len(paths))]
+		disk.Flip(path, random.Int64N(8*disk.Size(path)))
+		scrubAll()
+		if err := s.Err(); err != nil {
+			if !errors.Is(err, tier.ErrDamaged) || !strings.Contains(err.Error(), path) {
+				t.Fatalf("the error is %v, and %s has a flipped bit", err, path)
+			}
+			found++
+		} else if err := stepOn(s); err != nil {
+			t.Fatalf("the scrubber has found nothing, and a step says %v", err)
+		}
+		s.Close()
+	}
+	if found < 10 || found > 50 { // the other slots are as large
+		t.Errorf("%d of 60 flips were found: half of the files is not used", found)
+	}
+}
+
 // TestFlippedBitsInFilesAreFound: every bit of a file that is flipped is found, or does nothing.
 func TestFlippedBitsInFilesAreFound(t *testing.T) {
 	c := crashCases()[1].small()

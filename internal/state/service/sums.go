@@ -66,9 +66,10 @@ func (s *heldShard) scrub(ended <-chan struct{}) {
 	s.logf("session %v: %v", keyOf(s.document), s.shard.Err())
 }
 
-// startScrubbing begins to scrub, if there are sums. The function that it returns ends that.
+// startScrubbing begins to scrub, if there are sums; files of a tier always have them. The function that it returns
+// ends that.
 func (s *heldShard) startScrubbing() (end func()) {
-	if c := s.shard.Config(); !c.Sums || c.Tier != nil {
+	if c := s.shard.Config(); !c.Sums && c.Tier == nil {
 		return func() {}
 	}
 	ended, done := make(chan struct{}), make(chan struct{})

@@ -133,6 +133,15 @@ func (s *Store) Holds(chunk int, part Part) bool {
 
 // Read reads a part, and verifies it. A part that was never written is zeros.
 func (s *Store) Read(chunk int, part Part, p []byte) error {
+	err := s.Verify(chunk, part, p)
+	if err == nil && s.Holds(chunk, part) {
+		s.read.Add(int64(len(p)))
+	}
+	return err
+}
+
+// Verify reads a part as Read does, and does not count it: no step has read it.
+func (s *Store) Verify(chunk int, part Part, p []byte) error {
 	entry := s.memory.Entries[entryNumber(chunk, part)].Load()
 	if entry == nothing {
 		clear(p)
@@ -147,7 +156,6 @@ func (s *Store) Read(chunk int, part Part, p []byte) error {
 	if err := readAll(file, p, offset); err != nil {
 		return failed("reading", chunk, part, file, offset, p, err)
 	}
-	s.read.Add(int64(len(p)))
 	if entryOf(slot, p) != entry {
 		return fmt.Errorf("%s: the %v of chunk %d, %d bytes from %d on, have another checksum than those that were "+
 			"written: %w", file.Name(), part, chunk, len(p), offset, ErrDamaged)
