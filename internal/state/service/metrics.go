@@ -148,7 +148,8 @@ func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		infoMetric, restartsMetric, requestsMetric, unansweredMetric, queuedMetric, clientsMetric, asideMetric,
 		plannedMetric, residentMetric, stepMetric, stepsMetric,
-		secondsMetric, lastMetric, bandwidthMetric, trafficMetric, tierMetric, tierMoved, attachedMetric, savingMetric, savedMetric,
+		secondsMetric, lastMetric, bandwidthMetric, trafficMetric, tierMetric, tierMoved,
+		attachedMetric, savingMetric, savedMetric,
 	} {
 		out <- d
 	}
