@@ -139,6 +139,9 @@ func parseCommand(file string, text []byte) *strict.Document {
 func trainingOfKind(line *launcher.Line) *training {
 	words := line.Program
 	for _, k := range kinds {
+		if !k.asked(words) {
+			continue
+		}
 		for command := range k.Commands {
 			first, second, two := strings.Cut(command, " ")
 			switch {
@@ -152,11 +155,21 @@ func trainingOfKind(line *launcher.Line) *training {
 	return nil
 }
 
-// withoutUnset returns arguments without the variables that the script does not set and that are no value of a flag:
-// Bash leaves them out. They may have arguments where the script runs in another environment.
+// asked reports whether a command has one of the arguments that those of the kind have.
+func (k *Kind) asked(words []shell.Word) bool {
+	return k.Asks == "" || slices.ContainsFunc(words, func(w shell.Word) bool {
+		flag, isFlag := strings.CutPrefix(w.Text, "--")
+		name, _, _ := strings.Cut(flag, "=")
+		return isFlag && slices.Contains(strings.Fields(k.Asks), strings.ReplaceAll(name, "-", "_"))
+	})
+}
+
+// withoutUnset returns arguments without the variables that the script does not set and that are no value of a flag, as
+// arrays are not: Bash leaves them out. They may have arguments where the script runs in another environment.
 func withoutUnset(words []shell.Word) (kept, unset []shell.Word) {
 	for i, w := range words {
-		isValue := i > 0 && strings.HasPrefix(words[i-1].Text, "--") && !strings.Contains(words[i-1].Text, "=")
+		isValue := i > 0 && strings.HasPrefix(words[i-1].Text, "--") && !strings.Contains(words[i-1].Text, "=") &&
+			!strings.HasSuffix(w.Text, "[@]}")
 		if !isValue && !w.Quoted && len(w.Unknown) == 1 && w.Unknown[0] == w.Text {
 			unset = append(unset, w)
 		} else {

@@ -154,6 +154,26 @@ func readsFramework(text string) (any, []Note, error) {
 	return f, f.Notes, nil
 }
 
+// readsArguments reads the arguments of a program that makes those of Megatron-LM of them.
+func readsArguments(mark string) ownReading {
+	return func(text string) (any, []Note, error) {
+		d, err := strict.ParseYAML("train.yaml", []byte(text))
+		if err != nil {
+			return nil, nil, err
+		}
+		at := slices.IndexFunc(kinds, func(k *Kind) bool { return k.Marks == mark })
+		made, err := kinds[at].Arguments(d)
+		if err != nil {
+			return nil, nil, err
+		}
+		is := []any{made.Reference, made.Policy, made.Nodes, made.PerNode}
+		for _, m := range made.Root.Members {
+			is = append(is, m.Name, m.Value.String())
+		}
+		return is, made.Notes, nil
+	}
+}
+
 func readsTraining(text string) (any, []Note, error) {
 	r, err := ParseTraining("train.yaml", []byte(text), Source{})
 	if err != nil {
@@ -230,6 +250,8 @@ var ownKeys = map[string]struct {
 		"_max_token_len_per_gpu: 4096\n    use_dynamic_bsz: true", 1)}, map[string]string{
 		"actor_rollout_ref.rollout.name": "sglang", "algorithm.adv_estimator": "gae",
 		"actor_rollout_ref.model.target_modules": "[q_proj]"}},
+	"slime": {readsArguments("slime_train"), []string{"slime/ignored.txt"}, ownSlime, ownSlimeValues},
+	"miles": {readsArguments("slime_train"), []string{"slime/ignored.txt"}, ownSlime, ownSlimeValues},
 	"transformers": {readsTraining, []string{"testdata/keys/transformers-ignored.txt"}, []string{
 		"per_device_train_batch_size: 1\n", "per_device_train_batch_size: 1\nfsdp: full_shard\n",
 		"per_device_train_batch_size: 1\nfsdp: full_shard auto_wrap\n",
@@ -261,13 +283,26 @@ const (
 		"    strategy: fsdp2\n  model:\n    path: x\n  rollout:\n    name: vllm\n"
 )
 
+var ownSlime = []string{
+	"rollout_batch_size: 8\nrollout_max_context_len: 512\nuse_dynamic_batch_size: true\nmax_tokens_per_gpu: 256\n" +
+		"colocate: true\n",
+	"rollout_batch_size: 8\nmicro_batch_size: 2\nseq_length: 512\nglobal_batch_size: 4\ncolocate: true\n",
+	"rollout_batch_size: 8\nseq_length: 512\nuse_opd: true\ncolocate: true\n",
+	"rollout_batch_size: 8\nseq_length: 512\nkeep_old_actor: true\n",
+	"rollout_batch_size: 8\nseq_length: 512\ncolocate: true\nuse_rollout_logprobs: true\n",
+	"rollout_batch_size: 8\nseq_length: 512\ncolocate: true\nuse_routing_replay: true\n",
+}
+
+var ownSlimeValues = map[string]string{"opd_type": "megatron", "train_backend": "fsdp",
+	"data_pad_size_multiplier": "1000"}
+
 // TestOwnKeys tries every key that a program has.
 func TestOwnKeys(t *testing.T) {
 	for program, p := range ownKeys {
 		t.Run(program, func(t *testing.T) {
 			t.Parallel()
 			reasons := reasonsOf(t, p.lists)
-			if _, hosts := p.lists, program != "transformers" && program != "peft"; hosts {
+			if !slices.Contains([]string{"transformers", "peft", "slime", "miles"}, program) {
 				for key, why := range reasonsOf(t, ownKeys["transformers"].lists) {
 					if reasons[key] == "" {
 						reasons[key] = why

@@ -49,6 +49,7 @@ const (
 	RolloutBackups   Setting = "backups of the trainer"
 	RolloutReference Setting = "place of the frozen model"
 	RolloutLogProbs  Setting = "log-probabilities of answers"
+	PackedTokens     Setting = "tokens of a packed micro batch"
 
 	SequenceSplit        Setting = "sequence parallelism"
 	RecomputeGranularity Setting = "granularity of recomputation"
@@ -129,7 +130,7 @@ type Settings struct {
 	File     string
 	document *strict.Document
 	keys     SettingKeys
-	isScript bool // its keys are arguments of Megatron-LM
+	isScript bool // its keys are arguments of a command, as Megatron-LM has them
 	assigns  bool // they are assignments on a command line
 }
 
@@ -151,8 +152,9 @@ func LoadSettings(file string, texts files.Texts) (*Settings, error) {
 	if found == nil || found.Settings == nil {
 		return nil, nil
 	}
-	s := &Settings{File: file, document: d, keys: found.Settings, isScript: d.Root.Member(megatronMark) != nil,
-		assigns: found.Assigns && isStartedBy(d.Root, found)}
+	isStarted := isStartedBy(d.Root, found)
+	s := &Settings{File: file, document: d, keys: found.Settings, assigns: found.Assigns && isStarted,
+		isScript: d.Root.Member(megatronMark) != nil || found.Arguments != nil && isStarted}
 	if found.SettingsOf != nil {
 		s.keys = found.SettingsOf(d.Root)
 	}

@@ -80,6 +80,46 @@ func TestRolloutLeversEditFiles(t *testing.T) {
 	}
 }
 
+// TestSlimeLevers holds the edits of a script of slime: its own arguments, and those of Megatron-LM.
+func TestSlimeLevers(t *testing.T) {
+	const text = "ray job submit -- python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 4 --colocate \\\n" +
+		"  --num-layers 4 --hidden-size 1024 --num-attention-heads 8 --vocab-size 128000 --rollout-batch-size 16 \\\n" +
+		"  --position-embedding-type rope --global-batch-size 16 --rollout-max-context-len 2048 \\\n" +
+		"  --use-dynamic-batch-size --max-tokens-per-gpu 8192 --use-kl-loss \\\n" +
+		"  --sglang-mem-fraction-static 0.6\n"
+	file := filepath.Join(t.TempDir(), "slime.sh")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	q := job.Request{MegatronArguments: job.MegatronArguments{Megatron: file}, GPU: "H100-80GB",
+		HostMemory: 512 * ledger.GiB}
+	for _, tt := range []struct {
+		phase      ledger.PhaseName
+		from, want string
+	}{
+		{ledger.Backward, "--max-tokens-per-gpu 8192", "--max-tokens-per-gpu 4096"},
+		{ledger.Rollout, "--sglang-mem-fraction-static 0.6", "--sglang-mem-fraction-static 0.5"},
+		{ledger.Backward, "--global-batch-size 16",
+			"--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --global-batch-size 16"},
+		{ledger.Backward, "--global-batch-size 16", "--offload-optimizer-states --global-batch-size 16"},
+	} {
+		list, err := For(Question{Need: GPUMemory, Request: q, Plan: planned(t, q), Phase: &tt.phase})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := strings.Replace(text, tt.from, tt.want, 1)
+		made := func(c Change) bool { return string(c.Texts[file]) == want && len(c.Flags) == 0 }
+		if !slices.ContainsFunc(list, made) {
+			t.Errorf("no advice has %s and changes nothing else", tt.want)
+		}
+		for _, c := range list {
+			if strings.Contains(c.String(), "global-batch-size ") {
+				t.Errorf("%s: the batch counts samples, and micro batches have tokens", c.String())
+			}
+		}
+	}
+}
+
 // TestServerComesLast holds GPUs that the job does not have behind changes of the job itself.
 func TestServerComesLast(t *testing.T) {
 	q := job.Request{Model: "qwen2.5-7b", GPUs: 8, GPU: "H100-80GB", FSDP: "2", Precision: "bf16", Sequence: 4096,

@@ -4,6 +4,7 @@ import (
 	"math"
 	"testing"
 
+	"plimsoll/internal/base/files"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/job"
 )
@@ -176,5 +177,79 @@ func TestServerHasGPUsOfItsOwn(t *testing.T) {
 	without := ofRollout("")
 	if a, b := p.Devices[0].Outside, planned(t, without).Devices[0].Outside; len(a) != len(b) {
 		t.Errorf("outside of the allocator the GPU holds %v with an engine elsewhere, and %v without", a, b)
+	}
+}
+
+// ofSlime is a job of a script of slime with further arguments.
+func ofSlime(t *testing.T, more string) job.Request {
+	t.Helper()
+	script := "ray job submit -- python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 4 --colocate " +
+		"--num-layers 4 --hidden-size 1024 --num-attention-heads 8 --vocab-size 128000 --disable-bias-linear " +
+		"--position-embedding-type rope --rollout-batch-size 16 --n-samples-per-prompt 8 --num-steps-per-rollout 2 " +
+		"--use-dynamic-batch-size --max-tokens-per-gpu 4096 --rollout-max-context-len 4096 --attention-dropout 0 " +
+		"--hidden-dropout 0 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 " +
+		"--untie-embeddings-and-output-weights --sglang-mem-fraction-static 0.6 " + more + "\n"
+	return job.Request{MegatronArguments: job.MegatronArguments{Megatron: "slime.sh"}, GPU: "H100-80GB",
+		HostMemory: 512 * ledger.GiB, Texts: files.Texts{"slime.sh": []byte(script)}}
+}
+
+// TestSlimeHost holds what waits on the host of a job of slime: a copy of the parameters for each tag, and of what
+// leaves the GPU only what no copy brings back.
+func TestSlimeHost(t *testing.T) {
+	p := planned(t, ofSlime(t, "--use-kl-loss"))
+	awake := in(t, p, ledger.Host, ledger.Rollout)
+	parameters := ledger.Bytes(4 * 2 * p.Job.Model.Elements()) // of four ranks
+	for _, c := range []ledger.Component{ledger.ParameterCopies, ledger.ReferenceModel} {
+		if got := holds(awake, c); got != parameters {
+			t.Errorf("%s is %v, want %v", c, got, parameters)
+		}
+	}
+	gpu := in(t, p, ledger.GPU, ledger.Rollout)
+	if holds(gpu, ledger.Parameters)+holds(gpu, ledger.Gradients)+holds(gpu, ledger.OptimizerStates) > 0 {
+		t.Error("the trainer is on the GPU while the engine generates")
+	}
+	update := in(t, p, ledger.GPU, ledger.Step)
+	gone := holds(update, ledger.OptimizerStates) + holds(update, ledger.MasterWeights)
+	if got := holds(awake, ledger.TrainerBackup); gone == 0 || got < 4*gone || got > 4*gone+ledger.GiB {
+		t.Errorf("the trainer's backup is %v, want the states of four ranks, %v", got, 4*gone)
+	}
+	q := ofSlime(t, "--use-kl-loss")
+	q.Rollout = "backups=all"
+	more := holds(in(t, planned(t, q), ledger.Host, ledger.Rollout), ledger.TrainerBackup) -
+		holds(awake, ledger.TrainerBackup)
+	if more < 3*parameters { // gradients are in fp32
+		t.Errorf("with all backups the host holds %v more, want parameters and gradients, too", more)
+	}
+}
+
+// TestSlimeLoss holds what the loss of a policy keeps of logits: in fp32, with their softmax, and what settings add.
+func TestSlimeLoss(t *testing.T) {
+	const logits = ledger.Bytes(4 * 4096 * 128000)
+	of := func(more string, name ledger.PhaseName) ledger.Bytes {
+		return in(t, planned(t, ofSlime(t, more)), ledger.GPU, name).PeakAllocated
+	}
+	forward, backward := of("", ledger.Forward), of("", ledger.Backward)
+	for _, tt := range []struct {
+		more     string
+		forward  ledger.Bytes
+		backward ledger.Bytes
+	}{
+		{"--rollout-temperature 0.7", logits, logits / 2}, // two gradients in fp32, in place of one and one in bf16
+		{"--rollout-top-p 0.9", logits + logits/4, 0},
+		{"--entropy-coef 0.01", 0, logits + logits/2}, // the logits and a gradient in fp32, not that in bf16
+		{"--log-probs-chunk-size 512", 0, logits / 2}, // beside the gradient in fp32, not that in bf16
+	} {
+		for _, side := range []struct {
+			name      ledger.PhaseName
+			got, want ledger.Bytes
+		}{{ledger.Forward, of(tt.more, ledger.Forward) - forward, tt.forward},
+			{ledger.Backward, of(tt.more, ledger.Backward) - backward, tt.backward}} {
+			if off := side.got - side.want; off < -ledger.MiB || off > ledger.MiB {
+				t.Errorf("%s: the %s takes %v more, want %v", tt.more, side.name, side.got, side.want)
+			}
+		}
+	}
+	if last := of("", ledger.LogProbs); last > forward {
+		t.Errorf("the pass without gradients takes %v, more than the update, %v", last, forward)
 	}
 }

@@ -291,6 +291,9 @@ func (p *megatronPass) loss(x *autograd.Tensor) *autograd.Tensor {
 		p.tape.Drop(logits)
 		logits = biased
 	}
+	if p.Policy != nil {
+		return p.policyLoss(logits, rows)
+	}
 	if p.FusesLoss && p.LossFusion == "te" {
 		// The kernel replaces the logits by their gradient.
 		return p.tape.Do(autograd.Operation{Inputs: with(logits), Saved: with(logits), Shared: []bool{false},

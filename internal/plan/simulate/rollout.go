@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"plimsoll/internal/base/ledger"
@@ -217,8 +218,10 @@ func moves(b rollout.Backups) func(ledger.Component) bool {
 // move takes memory of the trainer to the host.
 func (e *rolloutEngine) move(to *moved, goes func(ledger.Component) bool, component ledger.Component,
 	why func() string) {
-	ids, bytes := e.gpu.evict(goes)
-	*to = moved{ids, e.host.hold(int64(bytes), component, why)}
+	drops := func(c ledger.Component) bool { return component == ledger.TrainerBackup && moves(e.Dropped)(c) }
+	dropped, _ := e.gpu.evict(drops)
+	ids, bytes := e.gpu.evict(func(c ledger.Component) bool { return goes(c) && !drops(c) })
+	*to = moved{slices.Concat(dropped, ids), e.host.hold(int64(bytes), component, why)}
 }
 
 // back brings it back.
@@ -229,7 +232,11 @@ func (e *rolloutEngine) back(from *moved) {
 }
 
 func (e *rolloutEngine) whyMoved() string {
-	return "what the trainer moves to the host while the engine is awake (backups): " + e.Backups.String()
+	why := "what the trainer moves to the host while the engine is awake (backups): " + e.Backups.String()
+	if e.Dropped.Any() {
+		why += "; " + e.Dropped.String() + " leave without a copy"
+	}
+	return why
 }
 
 // generate runs the phases of the engine. A bucket has so many bytes.
@@ -352,8 +359,15 @@ func (s *simulation) score(r *simulation) (result forward.Result) {
 // model, which takes the place of the trained one for its passes, and further ones.
 func (s *megatronRank) copyParameters() {
 	e := s.rollout
-	if e == nil {
+	if e == nil && s.Policy == nil {
 		return
+	}
+	hasReference, further := false, int64(0)
+	if s.Policy != nil {
+		hasReference, further = s.Policy.Reference, int64(len(s.Policy.Copies))
+	}
+	if e != nil {
+		hasReference, further = e.HostReference, e.Copies
 	}
 	copies := func(n int64, component ledger.Component, why string) {
 		for range n {
@@ -364,19 +378,45 @@ func (s *megatronRank) copyParameters() {
 			}
 		}
 	}
-	if e.HostReference {
+	if hasReference {
 		copies(1, ledger.ReferenceModel, "the frozen model waits in pinned memory, and takes the place of the trained "+
 			"one for its passes")
 	}
-	copies(e.Copies, ledger.ParameterCopies, "further copies of the rank's parameters in pinned memory (copies)")
+	copies(further, ledger.ParameterCopies, s.whyParameterCopies())
+}
+
+func (s *megatronRank) whyParameterCopies() string {
+	if s.Policy != nil && len(s.Policy.Copies) > 0 {
+		return "copies of the rank's parameters in pinned memory: " + strings.Join(s.Policy.Copies, ", ")
+	}
+	return "further copies of the rank's parameters in pinned memory (copies)"
 }
 
 // generate runs the engine, and a pass without gradients over its answers.
 func (s *megatronRank) generate(iteration ledger.Iteration) {
-	e := s.rollout
-	if e == nil {
-		return
+	if s.rollout != nil {
+		s.runEngine(iteration)
 	}
+	if s.Policy == nil && s.rollout != nil || s.Policy != nil && s.Policy.Judges {
+		s.both(ledger.LogProbs, iteration, s.judgeAnswers)
+	}
+	if s.rollout != nil {
+		s.rollout.back(&s.rollout.optimizer)
+	}
+}
+
+// judgeAnswers runs a pass without gradients.
+func (s *megatronRank) judgeAnswers() {
+	for _, c := range s.chunks {
+		pass := s.newPass(c)
+		pass.tape.WithoutGradients(func() { pass.tape.Drop(pass.forward()) })
+		c.release(s)
+	}
+}
+
+// runEngine has the engine generate answers.
+func (s *megatronRank) runEngine(iteration ledger.Iteration) {
+	e := s.rollout
 	var all, largest int64
 	for _, c := range s.chunks {
 		for _, p := range c.parameters {
@@ -386,12 +426,4 @@ func (s *megatronRank) generate(iteration ledger.Iteration) {
 	}
 	e.generate(func(name ledger.PhaseName, body func()) { s.both(name, iteration, body) },
 		e.bucket(all*s.Degrees.Tensor, largest*s.Degrees.Tensor, s.Degrees.Tensor > 1))
-	s.both(ledger.LogProbs, iteration, func() {
-		for _, c := range s.chunks {
-			pass := s.newPass(c)
-			pass.tape.WithoutGradients(func() { pass.tape.Drop(pass.forward()) })
-			c.release(s)
-		}
-	})
-	e.back(&e.optimizer)
 }
