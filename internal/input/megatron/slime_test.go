@@ -40,7 +40,10 @@ func TestSlime(t *testing.T) {
 			j.Sequence, j.Micros, j.Degrees.Data)
 	}
 	copies := func(j *Job) string { return fmt.Sprint(j.Policy.Copies, j.Policy.Reference, j.Policy.Judges) }
-	loss := func(j *Job) string { return fmt.Sprint(j.Policy.Loss) }
+	loss := func(j *Job) string {
+		l := j.Policy.Loss
+		return fmt.Sprintf("scaled %t, entropy %t, masked %t, chunk %d", l.Scaled, l.TrainsEntropy, l.Masked, l.Chunk)
+	}
 	engine := func(j *Job) string {
 		e := j.Policy.Engine
 		if e == nil {
@@ -69,10 +72,10 @@ func TestSlime(t *testing.T) {
 		{"--keep-old-actor --update-weights-interval 2", copies, "[actor old actor] false true"},
 		{"--use-opd --opd-type megatron --opd-teacher-load x", copies, "[actor teacher] false true"},
 		{"--use-kl-loss --disable-compute-advantages-and-returns", copies, "[actor] true false"},
-		{"", loss, "{false false false 0}"},
+		{"", loss, "scaled false, entropy false, masked false, chunk 0"},
 		{"--rollout-temperature 0.8 --entropy-coef 0.01 --rollout-top-p 0.9 --log-probs-chunk-size 512", loss,
-			"{true true true 512}"},
-		{"--loss-type sft_loss --entropy-coef 0.01", loss, "{false false false 0}"},
+			"scaled true, entropy true, masked true, chunk 512"},
+		{"--loss-type sft_loss --entropy-coef 0.01", loss, "scaled false, entropy false, masked false, chunk 0"},
 		{"--use-kl-loss", engine, `sglang 0.6 of 2, sleep 2, server false, backups "all", ` +
 			`dropped "parameters+gradients", copies 1, reference true`},
 		{"--no-offload-train --no-offload-rollout", engine,

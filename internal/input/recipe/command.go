@@ -115,22 +115,11 @@ func parseCommand(file string, text []byte) *strict.Document {
 	if len(found) == 0 {
 		return nil
 	}
-	first := found[0]
-	at := first.line.Program[0].At
-	root := &strict.Value{Kind: '{', At: at}
-	d := &strict.Document{File: file, Text: text, Root: root}
+	d := &strict.Document{File: file, Text: text, Root: found[0].root()}
 	if len(found) > 1 {
-		root.Members = []strict.Member{{Name: several, At: at, Value: strict.Of(true)}}
-		return d
-	}
-	mark := strict.Member{Name: first.kind.Commands[first.command], At: at, Value: strict.Of(true)}
-	root.Members = append(commandMembers(first.arguments), mark)
-	if first.kind.Assigns {
-		root.Members = []strict.Member{mark}
-		for i, w := range first.arguments {
-			assign(root, w)
-			nameConfiguration(root, first.arguments[i:])
-		}
+		at := d.Root.At
+		d.Root = &strict.Value{Kind: '{', At: at, Members: []strict.Member{{Name: several, At: at,
+			Value: strict.Of(true)}}}
 	}
 	return d
 }
@@ -155,13 +144,31 @@ func trainingOfKind(line *launcher.Line) *training {
 	return nil
 }
 
-// asked reports whether a command has one of the arguments that those of the kind have.
+// asked reports whether a command has one of the words that those of the kind have.
 func (k *Kind) asked(words []shell.Word) bool {
 	return k.Asks == "" || slices.ContainsFunc(words, func(w shell.Word) bool {
-		flag, isFlag := strings.CutPrefix(w.Text, "--")
-		name, _, _ := strings.Cut(flag, "=")
-		return isFlag && slices.Contains(strings.Fields(k.Asks), strings.ReplaceAll(name, "-", "_"))
+		word := strings.ReplaceAll(strings.TrimLeft(w.Text, "+"), "_", "-")
+		return slices.ContainsFunc(strings.Fields(k.Asks), func(start string) bool {
+			return strings.HasPrefix(word, start)
+		})
 	})
+}
+
+// root returns the command as an object with a member for each argument, and with the mark of its kind.
+func (t *training) root() *strict.Value {
+	at := t.line.Program[0].At
+	root := &strict.Value{Kind: '{', At: at}
+	mark := strict.Member{Name: t.kind.Commands[t.command], At: at, Value: strict.Of(true)}
+	if !t.kind.Assigns {
+		root.Members = append(commandMembers(t.arguments), mark)
+		return root
+	}
+	root.Members = []strict.Member{mark}
+	for i, w := range t.arguments {
+		assign(root, w)
+		nameConfiguration(root, t.arguments[i:])
+	}
+	return root
 }
 
 // withoutUnset returns arguments without the variables that the script does not set and that are no value of a flag, as

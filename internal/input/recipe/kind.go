@@ -34,7 +34,8 @@ type Kind struct {
 	// Commands are commands whose arguments are such a file: their first words, or the end of a path, and the key that
 	// stands for the command, a mark of the kind.
 	Commands map[string]string
-	// Asks are arguments of which such commands have one, for commands whose names other programs have, too.
+	// Asks are beginnings of words of which such commands have one, with dashes for underscores, where other programs or
+	// kinds have commands of the same names.
 	Asks string
 	// LaunchVariables are the variables of the environment that say the ranks of a node and the nodes of such commands,
 	// nil for none.

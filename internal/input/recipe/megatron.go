@@ -431,14 +431,11 @@ func (s *source) started(line *launcher.Line) {
 
 // madeArguments returns the arguments that a command of another program means.
 func madeArguments(file string, text []byte, read *shell.Script, t training) (*strict.Document, source, error) {
-	at := t.line.Program[0].At
-	given := &strict.Document{File: file, Text: text, Root: &strict.Value{Kind: '{', At: at}}
-	if len(t.arguments) > 0 && !strings.HasPrefix(t.arguments[0].Text, "-") {
+	given := &strict.Document{File: file, Text: text, Root: t.root()}
+	if !t.kind.Assigns && len(t.arguments) > 0 && !strings.HasPrefix(t.arguments[0].Text, "-") {
 		return nil, source{}, given.Inputf(t.arguments[0].At, "%s takes its arguments from %s, which is not read yet",
 			t.command, t.arguments[0].Text).WithHint("give them behind the command: --key value")
 	}
-	mark := strict.Member{Name: t.kind.Commands[t.command], At: at, Value: strict.Of(true)}
-	given.Root.Members = append(commandMembers(t.arguments), mark)
 	made, err := t.kind.Arguments(given)
 	if err != nil {
 		return nil, source{}, err

@@ -166,11 +166,11 @@ func readsArguments(mark string) ownReading {
 		if err != nil {
 			return nil, nil, err
 		}
-		is := []any{made.Reference, made.Policy, made.Nodes, made.PerNode}
+		arguments := map[string]string{}
 		for _, m := range made.Root.Members {
-			is = append(is, m.Name, m.Value.String())
+			arguments[m.Name] = m.Value.String()
 		}
-		return is, made.Notes, nil
+		return []any{made.Reference, made.Policy, made.Nodes, made.PerNode, arguments}, made.Notes, nil
 	}
 }
 
@@ -245,11 +245,20 @@ var ownKeys = map[string]struct {
 	"torchtitan": {readsFramework, []string{"torchtitan/ignored.txt"}, []string{ownTitan, ownTitan +
 		"parallelism:\n  pipeline_parallel_degree: 2\n  tensor_parallel_degree: 2\n",
 		strings.Replace(ownTitan, "mode: none", "mode: selective", 1)}, nil},
-	"verl": {readsFramework, []string{"verl/ignored.txt"}, []string{ownVerl, strings.Replace(ownVerl,
+	"verl": {readsFramework, []string{"verl/ignored.txt", "verl/fsdp_ignored.txt"}, []string{ownVerl, strings.Replace(ownVerl,
 		"    path: x\n", "    path: x\n    lora_rank: 8\n", 1), strings.Replace(ownVerl, "_micro_batch_size_per_gpu: 1",
 		"_max_token_len_per_gpu: 4096\n    use_dynamic_bsz: true", 1)}, map[string]string{
 		"actor_rollout_ref.rollout.name": "sglang", "algorithm.adv_estimator": "gae",
 		"actor_rollout_ref.model.target_modules": "[q_proj]"}},
+	"verl-megatron": {readsArguments("verl_megatron"), []string{"verl/ignored.txt", "verl/megatron_ignored.txt"},
+		[]string{ownVerlMegatron, strings.Replace(ownVerlMegatron, "_micro_batch_size_per_gpu: 1",
+			"_max_token_len_per_gpu: 4096\n    use_dynamic_bsz: true", 1),
+			strings.Replace(ownVerlMegatron, "    use_kl_loss: true\n", "    optim:\n      "+
+				"use_precision_aware_optimizer: true\n", 1)}, map[string]string{
+			"actor_rollout_ref.rollout.name": "sglang", "algorithm.adv_estimator": "gae",
+			"actor_rollout_ref.actor.megatron.dtype": "float16", "actor_rollout_ref.actor.optim.exp_avg_dtype": "bf16",
+			"actor_rollout_ref.actor.optim.exp_avg_sq_dtype": "bf16",
+			"actor_rollout_ref.actor.optim.main_grads_dtype": "bf16"}},
 	"slime": {readsArguments("slime_train"), []string{"slime/ignored.txt"}, ownSlime, ownSlimeValues},
 	"miles": {readsArguments("slime_train"), []string{"slime/ignored.txt"}, ownSlime, ownSlimeValues},
 	"transformers": {readsTraining, []string{"testdata/keys/transformers-ignored.txt"}, []string{
@@ -296,13 +305,18 @@ var ownSlime = []string{
 var ownSlimeValues = map[string]string{"opd_type": "megatron", "train_backend": "fsdp",
 	"data_pad_size_multiplier": "1000"}
 
+const ownVerlMegatron = "algorithm:\n  adv_estimator: grpo\nactor_rollout_ref:\n  actor:\n" +
+	"    ppo_micro_batch_size_per_gpu: 1\n    strategy: megatron\n    use_kl_loss: true\n    megatron:\n" +
+	"      param_offload: false\n      tensor_model_parallel_size: 2\n      pipeline_model_parallel_size: 2\n" +
+	"  model:\n    path: qwen2.5-0.5b\n  rollout:\n    name: vllm\n"
+
 // TestOwnKeys tries every key that a program has.
 func TestOwnKeys(t *testing.T) {
 	for program, p := range ownKeys {
 		t.Run(program, func(t *testing.T) {
 			t.Parallel()
 			reasons := reasonsOf(t, p.lists)
-			if !slices.Contains([]string{"transformers", "peft", "slime", "miles"}, program) {
+			if !slices.Contains([]string{"transformers", "peft", "slime", "miles", "verl-megatron"}, program) {
 				for key, why := range reasonsOf(t, ownKeys["transformers"].lists) {
 					if reasons[key] == "" {
 						reasons[key] = why

@@ -132,6 +132,8 @@ type Settings struct {
 	keys     SettingKeys
 	isScript bool // its keys are arguments of a command, as Megatron-LM has them
 	assigns  bool // they are assignments on a command line
+	// translated says that a program makes arguments of Megatron-LM of its keys.
+	translated bool
 }
 
 // LoadSettings reads the settings of a file. It returns nil for a file of a kind without any, such as a model's. Texts
@@ -154,7 +156,8 @@ func LoadSettings(file string, texts files.Texts) (*Settings, error) {
 	}
 	isStarted := isStartedBy(d.Root, found)
 	s := &Settings{File: file, document: d, keys: found.Settings, assigns: found.Assigns && isStarted,
-		isScript: d.Root.Member(megatronMark) != nil || found.Arguments != nil && isStarted}
+		translated: found.Arguments != nil,
+		isScript:   d.Root.Member(megatronMark) != nil || found.Arguments != nil && isStarted && !found.Assigns}
 	if found.SettingsOf != nil {
 		s.keys = found.SettingsOf(d.Root)
 	}
@@ -189,6 +192,16 @@ func accelerateKeysOf(root *strict.Value) SettingKeys {
 	}
 	return of
 }
+
+// SaysAsMegatron reports whether the file has a setting by an argument of Megatron-LM's name. Other programs have their
+// own keys, or none.
+func (s *Settings) SaysAsMegatron(setting Setting) bool {
+	key := s.keys[setting].Path
+	return key != "" && key == argumentKeys[setting].Path
+}
+
+// Translated reports whether the file has a command of a program that makes arguments of Megatron-LM of its own.
+func (s *Settings) Translated() bool { return s.translated }
 
 // Follows returns the setting that a program computes another one from, or "" if files have a key of it.
 func (s *Settings) Follows(setting Setting) Setting { return s.keys[setting].Follows }
@@ -252,5 +265,6 @@ func (s *Settings) With(text []byte) (*Settings, error) {
 	if d == nil {
 		return nil, fault.File(s.File).Inputf("the revised text cannot be read")
 	}
-	return &Settings{File: s.File, document: d, keys: s.keys, isScript: s.isScript, assigns: s.assigns}, nil
+	return &Settings{File: s.File, document: d, keys: s.keys, isScript: s.isScript, assigns: s.assigns,
+		translated: s.translated}, nil
 }

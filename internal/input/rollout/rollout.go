@@ -47,6 +47,8 @@ type Engine struct {
 	// Backups says what of the trainer leaves the GPU while the engine is awake: for the host, but for what is dropped,
 	// as other copies or the next step bring it.
 	Backups, Dropped Backups
+	// SyncsFromGPU says that the trainer's parameters are on the GPU while the engine takes its weights.
+	SyncsFromGPU bool
 	// Copies is the number of further copies of the trainer's parameters on the host, such as that of the actor.
 	Copies int64
 	// HostReference means that the frozen model waits on the host between its passes.

@@ -1,6 +1,7 @@
 package lever
 
 import (
+	"plimsoll/internal/base/files"
 	"plimsoll/internal/input/amend"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/plan/job"
@@ -36,6 +37,22 @@ func argumentFlags() map[recipe.Setting]requestFlag {
 	return all
 }
 
+// flagsBeside are the flags that say settings beside a file. A program that makes arguments of Megatron-LM of its own
+// keys has no others than those that it has, too.
+func flagsBeside(file string, texts files.Texts) map[recipe.Setting]requestFlag {
+	s, err := recipe.LoadSettings(file, texts)
+	if err != nil || s == nil || !s.Translated() {
+		return megatronFlags
+	}
+	own := map[recipe.Setting]requestFlag{}
+	for setting, flag := range megatronFlags {
+		if recipe.ArgumentOf(setting, nil).Key == "" || s.SaysAsMegatron(setting) {
+			own[setting] = flag
+		}
+	}
+	return own
+}
+
 // Costs of settings in the order of the time that they take. Times of Megatron-LM are not predicted, so its changes are
 // put in this order.
 var costs = map[recipe.Setting]float64{recipe.MicroBatch: 1, recipe.StatesOffload: 2, recipe.RecomputeGranularity: 3,
@@ -69,7 +86,9 @@ func sequenceParallel(j *job.Job) [][]amend.Setting {
 }
 
 // packs reports whether a program packs samples into micro batches of so many tokens.
-func packs(j *job.Job) bool { return j.Megatron != nil && j.Megatron.Policy != nil }
+func packs(j *job.Job) bool {
+	return j.Megatron != nil && j.Megatron.Policy != nil && j.Megatron.Policy.Packs
+}
 
 // fewerTokens lists smaller sizes of packed micro batches, as a rank counts them.
 func fewerTokens(j *job.Job) (ways [][]amend.Setting) {

@@ -120,6 +120,39 @@ func TestSlimeLevers(t *testing.T) {
 	}
 }
 
+// TestVerlMegatronLevers holds the edits of a script of verl with Megatron core: assignments, and no arguments.
+func TestVerlMegatronLevers(t *testing.T) {
+	const text = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo trainer.n_gpus_per_node=4 \\\n" +
+		"  actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.model.path=qwen2.5-0.5b trainer.nnodes=1 \\\n" +
+		"  actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 actor_rollout_ref.rollout.name=vllm\n"
+	file := filepath.Join(t.TempDir(), "verl.sh")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	q := job.Request{MegatronArguments: job.MegatronArguments{Megatron: file}, GPU: "H100-80GB"}
+	phase := ledger.Backward
+	list, err := For(Question{Need: GPUMemory, Request: q, Plan: planned(t, q), Phase: &phase})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var edited []string
+	for _, c := range list {
+		if len(c.Flags) == 0 {
+			edited = append(edited, string(c.Texts[file]))
+		}
+		if strings.Contains(strings.Join(c.Flags, " "), "add --") {
+			t.Errorf("%s is no assignment", c.String())
+		}
+	}
+	for _, want := range []string{"ppo_micro_batch_size_per_gpu=2 ",
+		"actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 ",
+		"actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full "} {
+		if !slices.ContainsFunc(edited, func(text string) bool { return strings.Contains(text, want) }) {
+			t.Errorf("no edit has %s", want)
+		}
+	}
+}
+
 // TestServerComesLast holds GPUs that the job does not have behind changes of the job itself.
 func TestServerComesLast(t *testing.T) {
 	q := job.Request{Model: "qwen2.5-7b", GPUs: 8, GPU: "H100-80GB", FSDP: "2", Precision: "bf16", Sequence: 4096,

@@ -253,3 +253,84 @@ func TestSlimeLoss(t *testing.T) {
 		t.Errorf("the pass without gradients takes %v, more than the update, %v", last, forward)
 	}
 }
+
+// ofVerl is a job of verl with Megatron core and further assignments.
+func ofVerl(more string) job.Request {
+	script := "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.name=vllm " +
+		"actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.model.path=qwen2.5-0.5b trainer.nnodes=1 " +
+		"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 trainer.n_gpus_per_node=2 " +
+		"data.max_prompt_length=512 data.max_response_length=1536 " + more + "\n"
+	return job.Request{MegatronArguments: job.MegatronArguments{Megatron: "verl.sh"}, GPU: "H100-80GB",
+		HostMemory: 512 * ledger.GiB, Texts: files.Texts{"verl.sh": []byte(script)}}
+}
+
+// TestVerlMegatron holds what leaves the GPUs, and when: the weight sync reads parameters on the GPU.
+func TestVerlMegatron(t *testing.T) {
+	const offload = "actor_rollout_ref.actor.megatron.param_offload=True " +
+		"actor_rollout_ref.actor.megatron.optimizer_offload=True "
+	p := planned(t, ofVerl(offload))
+	for _, tt := range []struct {
+		phase      ledger.PhaseName
+		parameters bool
+		states     bool
+	}{{ledger.WeightSync, true, false}, {ledger.Rollout, false, false}, {ledger.Step, true, true}} {
+		at := in(t, p, ledger.GPU, tt.phase)
+		if got := holds(at, ledger.Parameters) > 0; got != tt.parameters {
+			t.Errorf("%s: parameters on the GPU: %t", tt.phase, got)
+		}
+		if got := holds(at, ledger.OptimizerStates) > 0; got != tt.states {
+			t.Errorf("%s: states on the GPU: %t", tt.phase, got)
+		}
+	}
+	if copies := holds(in(t, p, ledger.Host, ledger.Step), ledger.ParameterCopies); copies == 0 {
+		t.Error("the pinned copy of the parameters is gone in the update")
+	}
+	stays := planned(t, ofVerl(""))
+	if holds(in(t, stays, ledger.GPU, ledger.Rollout), ledger.Parameters) == 0 {
+		t.Error("without param_offload parameters leave the GPU")
+	}
+}
+
+// TestVerlReference holds where the frozen model is.
+func TestVerlReference(t *testing.T) {
+	const loss = "actor_rollout_ref.actor.use_kl_loss=True "
+	onGPU := planned(t, ofVerl(loss))
+	size := ledger.Bytes(2 * onGPU.Job.Model.Elements())
+	if got := holds(in(t, onGPU, ledger.GPU, ledger.Forward), ledger.ReferenceModel); got != size {
+		t.Errorf("the frozen model takes %v of the GPU, want %v", got, size)
+	}
+	onHost := planned(t, ofVerl(loss+"actor_rollout_ref.ref.megatron.param_offload=True"))
+	if got := holds(in(t, onHost, ledger.GPU, ledger.Forward), ledger.ReferenceModel); got != 0 {
+		t.Errorf("the frozen model takes %v of the GPU in the update", got)
+	}
+	if got := holds(in(t, onHost, ledger.GPU, ledger.LogProbs), ledger.ReferenceModel); got != size {
+		t.Errorf("the frozen model takes %v of the GPU while it judges, want %v", got, size)
+	}
+	if got := holds(in(t, onHost, ledger.Host, ledger.Rollout), ledger.ReferenceModel); got != 2*size {
+		t.Errorf("the frozen model takes %v of the host, want that of two ranks, %v", got, 2*size)
+	}
+}
+
+// TestVerlLoss holds what the loss keeps of logits: one copy in fp32, more for entropies, and none with fused kernels.
+func TestVerlLoss(t *testing.T) {
+	const tokens = 4 * 2048
+	p := planned(t, ofVerl(""))
+	logits := ledger.Bytes(4 * tokens * p.Job.Megatron.Vocabulary)
+	peak := func(more string, name ledger.PhaseName) ledger.Bytes {
+		return in(t, planned(t, ofVerl(more)), ledger.GPU, name).PeakAllocated
+	}
+	base := peak("", ledger.Forward)
+	for _, tt := range []struct {
+		more       string
+		phase      ledger.PhaseName
+		least, top ledger.Bytes
+	}{
+		{"actor_rollout_ref.actor.entropy_coeff=0.01", ledger.Forward, logits, 2 * logits},
+		{"actor_rollout_ref.model.use_fused_kernels=True", ledger.Forward, -2 * logits, -logits / 2},
+		{"", ledger.LogProbs, -logits, 2 * logits},
+	} {
+		if more := peak(tt.more, tt.phase) - base; more < tt.least || more > tt.top {
+			t.Errorf("%s: the %s takes %v more, want from %v to %v", tt.more, tt.phase, more, tt.least, tt.top)
+		}
+	}
+}

@@ -284,6 +284,9 @@ func (p *megatronPass) loss(x *autograd.Tensor) *autograd.Tensor {
 		name = "embedding.word_embeddings.weight"
 	}
 	p.gather(p.gathered(p.Hidden))
+	if p.Policy != nil && p.Policy.Loss.Fused > 0 {
+		return p.lossOfHidden(x, p.weight(name), rows)
+	}
 	logits := p.do(autograd.Operation{Inputs: with(x, p.weight(name)), Saved: with(x)}, rows*width, false)
 	if bias := p.outputBias(); bias != nil {
 		o := autograd.Operation{Inputs: with(logits, bias), Shared: []bool{true, false}}

@@ -218,7 +218,9 @@ func moves(b rollout.Backups) func(ledger.Component) bool {
 // move takes memory of the trainer to the host.
 func (e *rolloutEngine) move(to *moved, goes func(ledger.Component) bool, component ledger.Component,
 	why func() string) {
-	drops := func(c ledger.Component) bool { return component == ledger.TrainerBackup && moves(e.Dropped)(c) }
+	drops := func(c ledger.Component) bool {
+		return component == ledger.TrainerBackup && goes(c) && moves(e.Dropped)(c)
+	}
 	dropped, _ := e.gpu.evict(drops)
 	ids, bytes := e.gpu.evict(func(c ledger.Component) bool { return goes(c) && !drops(c) })
 	*to = moved{slices.Concat(dropped, ids), e.host.hold(int64(bytes), component, why)}
@@ -242,7 +244,7 @@ func (e *rolloutEngine) whyMoved() string {
 // generate runs the phases of the engine. A bucket has so many bytes.
 func (e *rolloutEngine) generate(phase func(ledger.PhaseName, func()), bucket int64) {
 	first, then := e.Backups, rollout.Backups{}
-	if !first.All() { // the weights are read from the GPU
+	if !first.All() || e.SyncsFromGPU { // the weights are read from the GPU
 		first.Parameters, then.Parameters = false, first.Parameters
 	}
 	if first.All() {
@@ -371,18 +373,49 @@ func (s *megatronRank) copyParameters() {
 	}
 	copies := func(n int64, component ledger.Component, why string) {
 		for range n {
-			for _, c := range s.chunks {
-				for _, p := range c.parameters {
-					s.pinned.allocate(p.Elements*s.ParameterType.Size(), component, reasonOf(why))
-				}
+			for _, elements := range s.copiedSizes() {
+				s.pinned.allocate(elements*s.ParameterType.Size(), component, reasonOf(why))
 			}
 		}
 	}
-	if hasReference {
+	if s.Policy != nil && s.Policy.Apart && hasReference {
+		s.host.hold(s.elements()*s.ParameterType.Size(), ledger.ReferenceModel, whyHostReference)
+	} else if s.Policy != nil && s.Policy.Apart && s.Policy.Reference {
+		s.hold(s.elements()*s.ParameterType.Size(), ledger.ReferenceModel, s.whyApart)
+	} else if hasReference {
 		copies(1, ledger.ReferenceModel, "the frozen model waits in pinned memory, and takes the place of the trained "+
 			"one for its passes")
 	}
 	copies(further, ledger.ParameterCopies, s.whyParameterCopies())
+}
+
+// copiedSizes returns the elements of each block of a copy of the parameters.
+func (s *megatronRank) copiedSizes() (list []int64) {
+	for _, c := range s.chunks {
+		var buffers [2]int64
+		for _, p := range c.parameters {
+			list = append(list, p.Elements)
+			if p.Expert {
+				buffers[1] += p.Elements
+			} else {
+				buffers[0] += p.Elements
+			}
+		}
+		if s.Policy != nil && s.Policy.InBuffers {
+			list = list[:len(list)-len(c.parameters)]
+			for _, elements := range buffers {
+				if elements > 0 {
+					list = append(list, elements)
+				}
+			}
+		}
+	}
+	return list
+}
+
+func (s *megatronRank) whyApart() string {
+	return fmt.Sprintf("%s parameters of the frozen model that judges answers, in %v", ledger.Count(s.elements()),
+		s.ParameterType)
 }
 
 func (s *megatronRank) whyParameterCopies() string {
@@ -407,6 +440,9 @@ func (s *megatronRank) generate(iteration ledger.Iteration) {
 
 // judgeAnswers runs a pass without gradients.
 func (s *megatronRank) judgeAnswers() {
+	if e := s.rollout; e != nil && e.HostReference && s.Policy != nil && s.Policy.Apart {
+		defer s.gpu.hold(s.elements()*s.ParameterType.Size(), ledger.ReferenceModel, s.whyApart).free()
+	}
 	for _, c := range s.chunks {
 		pass := s.newPass(c)
 		pass.tape.WithoutGradients(func() { pass.tape.Drop(pass.forward()) })

@@ -20,7 +20,7 @@ const mark = "slime_train"
 // Kind is the kind of the commands of slime and miles. Their arguments are those of Megatron-LM, with more beside.
 var Kind = &recipe.Kind{Name: "training of slime or miles", Flag: recipe.MegatronFlag, Marks: mark,
 	Commands:  map[string]string{"train.py": mark, "train_async.py": mark},
-	Asks:      "actor_num_nodes actor_num_gpus_per_node rollout_batch_size",
+	Asks:      "--actor-num-nodes --actor-num-gpus-per-node --rollout-batch-size",
 	Arguments: read,
 	Settings: recipe.ArgumentKeys(recipe.SettingKeys{
 		recipe.PackedTokens:         {Path: "max_tokens_per_gpu"},
@@ -37,7 +37,8 @@ type reader struct {
 
 // read reads a command.
 func read(d *strict.Document) (recipe.MadeArguments, error) {
-	r := &reader{made: &strict.Value{Kind: '{', At: d.Root.At}, policy: &recipe.Policy{Program: "slime or miles"}}
+	r := &reader{made: &strict.Value{Kind: '{', At: d.Root.At}, policy: &recipe.Policy{Program: "slime or miles",
+		Packs: true}}
 	own := &strict.Document{File: d.File, Text: d.Text, Root: &strict.Value{Kind: '{', At: d.Root.At}}
 	var others, unset []strict.Member
 	for _, m := range d.Root.Members {
