@@ -101,7 +101,6 @@ func TestSlimeLevers(t *testing.T) {
 		{ledger.Rollout, "--sglang-mem-fraction-static 0.6", "--sglang-mem-fraction-static 0.5"},
 		{ledger.Backward, "--global-batch-size 16",
 			"--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --global-batch-size 16"},
-		{ledger.Backward, "--global-batch-size 16", "--offload-optimizer-states --global-batch-size 16"},
 	} {
 		list, err := For(Question{Need: GPUMemory, Request: q, Plan: planned(t, q), Phase: &tt.phase})
 		if err != nil {

@@ -19,14 +19,15 @@ const mark = "slime_train"
 
 // Kind is the kind of the commands of slime and miles. Their arguments are those of Megatron-LM, with more beside.
 var Kind = &recipe.Kind{Name: "training of slime or miles", Flag: recipe.MegatronFlag, Marks: mark,
-	Commands:  map[string]string{"train.py": mark, "train_async.py": mark},
-	Asks:      "--actor-num-nodes --actor-num-gpus-per-node --rollout-batch-size",
-	Arguments: read,
+	Commands: map[string]string{"train.py": mark, "train_async.py": mark},
+	Asks:     "--actor-num-nodes --actor-num-gpus-per-node --rollout-batch-size",
+	Known:    &schema.Rule, Arguments: read,
 	Settings: recipe.ArgumentKeys(recipe.SettingKeys{
 		recipe.PackedTokens:         {Path: "max_tokens_per_gpu"},
 		recipe.DistributedOptimizer: {Path: "use_distributed_optimizer", Unset: true},
 		recipe.RolloutFraction:      {Path: "sglang_mem_fraction_static", Says: recipe.AssignedFraction},
-	}, recipe.MicroBatch, recipe.TrainBatch, recipe.Accumulation, recipe.FusedLoss, recipe.FusedLossBy)}
+	}, recipe.MicroBatch, recipe.TrainBatch, recipe.Accumulation, recipe.FusedLoss, recipe.FusedLossBy,
+		recipe.StatesOffload, recipe.ChunkedStatesOffload)} // Megatron-LM's own loop moves states, and these have others
 
 // reader makes arguments of Megatron-LM of a command.
 type reader struct {
@@ -99,6 +100,10 @@ func (r *reader) pass(m strict.Member) {
 		}
 		r.Notes = append(r.Notes, recipe.Note{Where: r.Position(m.At), What: what})
 		return
+	}
+	if m.Name == "offload_optimizer_states" || m.Name == "chunked_optimizer_state_offload" {
+		r.Notes = append(r.Notes, recipe.Note{Where: r.Position(m.At), What: "--" + dashed(m.Name) + " is planned as " +
+			"Megatron-LM's training loop has it, and these programs have loops of their own"})
 	}
 	recipe.Give(r.made, m.Name, m.At, m.Value)
 }

@@ -23,7 +23,7 @@ var Megatron = &recipe.Kind{Name: "training of verl by Megatron core", Flag: rec
 	Commands: map[string]string{"verl/trainer/main_ppo.py": megatronMark, "recipe/dapo/main_dapo.py": megatronMark},
 	Asks: "--config-name=ppo-megatron ppo-megatron-trainer actor-rollout-ref.actor.strategy=megatron " +
 		"actor-rollout-ref.actor.megatron. model-engine=megatron --config-name='ppo-megatron",
-	Arguments: readMegatron, SettingsOf: megatronSettingsOf, Settings: megatronSettings}
+	Known: &megatronRule, Arguments: readMegatron, SettingsOf: megatronSettingsOf, Settings: megatronSettings}
 
 const (
 	core    = actor + "megatron."
@@ -86,6 +86,8 @@ var megatronKeys = nested(strict.Merge(withoutFree(flat),
 	rule.Anything.For("critic.megatron"), rule.Free.OrNull().For(model+"lora"),
 ))
 
+var megatronRule = strict.Object(megatronKeys).NotingAll()
+
 // withoutFree leaves out keys that keys of their sections replace.
 func withoutFree(keys strict.Keys) strict.Keys {
 	kept := maps.Clone(keys)
@@ -104,7 +106,7 @@ type megatronReader struct {
 }
 
 func readMegatron(d *strict.Document) (recipe.MadeArguments, error) {
-	checked, err := strict.Schema{Program: "verl", Rule: strict.Object(megatronKeys).NotingAll()}.Read(d)
+	checked, err := strict.Schema{Program: "verl", Rule: megatronRule}.Read(d)
 	if err != nil {
 		return recipe.MadeArguments{}, err
 	}

@@ -91,10 +91,10 @@ func (r *reader) read() error {
 // engines refuses configurations with the defaults of another engine than FSDP: trainer/config/model_engine, and the
 // configurations beside ppo_trainer.yaml.
 func (r *reader) engines() error {
-	const hint = "give the arguments of Megatron-LM (--megatron) with --rollout, or plan it as it runs: " +
+	const hint = "with Megatron core give the command that starts verl; or plan it as it runs: " +
 		"plimsoll plan -- python -m verl.trainer.main_ppo"
 	if e := r.Word("model_engine"); e != "" && e != "dp" {
-		return r.Fault("model_engine", fmt.Sprintf("is %s: of verl only FSDP is planned yet", e), hint)
+		return r.Fault("model_engine", fmt.Sprintf("is %s: of verl FSDP and Megatron core are planned", e), hint)
 	}
 	for _, section := range strings.Fields("engine megatron veomni torchtitan") {
 		if recipe.On(r.Find(actor + section)) {
@@ -117,8 +117,8 @@ func (r *reader) refuse() error {
 		return err
 	}
 	if s := cmp.Or(r.Word(actor+"strategy"), "fsdp"); s != "fsdp" && s != "fsdp2" {
-		return r.Fault(actor+"strategy", fmt.Sprintf("is %s: of verl only FSDP is planned yet", s),
-			"give the arguments of Megatron-LM (--megatron) with --rollout")
+		return r.Fault(actor+"strategy", fmt.Sprintf("is %s: of verl FSDP and Megatron core are planned", s),
+			"with Megatron core give the command that starts verl")
 	}
 	if a := r.Word("algorithm.adv_estimator"); a == "gae" {
 		return r.Fault("algorithm.adv_estimator", "is gae: a critic is trained beside the actor, which is not planned "+
