@@ -28,7 +28,7 @@ func (p *megatronPass) policyLoss(logits *autograd.Tensor, rows int64) *autograd
 	}
 	o := autograd.Operation{Inputs: with(x), Replaces: true}
 	if loss.Masked {
-		o.Scratch = n + 4*n // the tokens that count, and logits without the others
+		o.Scratch = 2*n + 4*n // the tokens that count, the others, and logits without these
 	}
 	if loss.TrainsEntropy {
 		o.Saved, o.BackwardScratch = with(x), 4*n
@@ -46,6 +46,9 @@ func (p *megatronPass) lossInPlace(logits *autograd.Tensor, rows int64) *autogra
 	number := []autograd.Output{{Elements: n, DType: dtype.F32}}
 	float := p.tape.Do(autograd.Operation{Inputs: with(logits), Outputs: number})[0]
 	p.tape.Drop(logits)
+	// The temperature divides them in place, and their gradient as a copy.
+	float = p.tape.Do(autograd.Operation{Inputs: with(float), Outputs: []autograd.Output{{Elements: n, DType: dtype.F32,
+		View: true}}})[0]
 	x, entropy := float, (*autograd.Tensor)(nil)
 	if loss.TrainsEntropy || loss.JudgesEntropy && !p.tape.Recording() {
 		x = p.tape.Do(autograd.Operation{Inputs: with(float), Shared: []bool{true}, Outputs: number})[0]

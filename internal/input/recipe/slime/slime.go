@@ -27,7 +27,8 @@ var Kind = &recipe.Kind{Name: "training of slime or miles", Flag: recipe.Megatro
 		recipe.DistributedOptimizer: {Path: "use_distributed_optimizer", Unset: true},
 		recipe.RolloutFraction:      {Path: "sglang_mem_fraction_static", Says: recipe.AssignedFraction},
 	}, recipe.MicroBatch, recipe.TrainBatch, recipe.Accumulation, recipe.FusedLoss, recipe.FusedLossBy,
-		recipe.StatesOffload, recipe.ChunkedStatesOffload)} // Megatron-LM's own loop moves states, and these have others
+		// Megatron-LM's own loop moves states, and these programs have loops of their own.
+		recipe.StatesOffload, recipe.ChunkedStatesOffload)}
 
 // reader makes arguments of Megatron-LM of a command.
 type reader struct {

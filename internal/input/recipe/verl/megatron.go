@@ -48,8 +48,9 @@ var megatronSettings = recipe.SettingKeys{
 	recipe.RecomputeMethod:      {Path: layers + "recompute_method"},
 	recipe.RecomputeLayers:      {Path: layers + "recompute_num_layers"},
 	recipe.OptimizerOffload:     {Path: updates + "override_optimizer_config.optimizer_cpu_offload", Unset: false},
-	recipe.PrecisionAware:       {Path: updates + "override_optimizer_config.use_precision_aware_optimizer", Unset: false},
-	recipe.OffloadFraction:      {Path: updates + "override_optimizer_config.optimizer_offload_fraction", Unset: 1.},
+	recipe.PrecisionAware: {Path: updates + "override_optimizer_config.use_precision_aware_optimizer",
+		Unset: false},
+	recipe.OffloadFraction: {Path: updates + "override_optimizer_config.optimizer_offload_fraction", Unset: 1.},
 }
 
 // megatronSettingsOf returns the keys of a command, whose batch counts prompts.
@@ -77,11 +78,13 @@ var megatronKeys = nested(strict.Merge(withoutFree(flat),
 		core+"forward_only "+core+"max_seqlen_per_dp_cp_rank "+core+"pad_to_length_bucket "+
 		core+"pad_bshd_to_minibatch_max "+core+"entropy_from_logits_chunk_size "+
 		core+"entropy_from_logits_with_chunking"),
-	rule.Free.OrNull().For(frozen+"router_replay "+frozen+"qat "+core+"override_transformer_config "+core+"override_ddp_config "+
+	rule.Free.OrNull().For(frozen+"router_replay "+frozen+"qat "+core+"override_transformer_config "+
+		core+"override_ddp_config "+
 		core+"override_mcore_model_config "+core+"router_replay"),
 	rule.Worded.Default("adam").For(updates+"optimizer"),
 	rule.Switched.For(updates+"use_precision_aware_optimizer"),
-	rule.Worded.Default("fp32").For(updates+"main_grads_dtype "+updates+"exp_avg_dtype "+updates+"exp_avg_sq_dtype"),
+	rule.Worded.Default("fp32").For(updates+"main_grads_dtype "+updates+"exp_avg_dtype "+
+		updates+"exp_avg_sq_dtype"),
 	rule.Anything.For(updates+"use_layer_wise_distributed_optimizer"),
 	rule.Anything.For("critic.megatron"), rule.Free.OrNull().For(model+"lora"),
 ))
@@ -132,14 +135,16 @@ func (r *megatronReader) refuse() error {
 			"yet", "plan the actor alone with another estimator, such as grpo, and expect the critic on top")
 	}
 	if s := r.Word(actor + "strategy"); s != "" && s != "megatron" {
-		return r.Fault(actor+"strategy", fmt.Sprintf("is %s beside keys of Megatron core", s), "leave one of the two out")
+		return r.Fault(actor+"strategy", fmt.Sprintf("is %s beside keys of Megatron core", s),
+			"leave one of the two out")
 	}
 	for _, of := range []struct{ keys, why string }{
 		{"critic.enable", "a critic is trained beside the actor"},
 		{"reward_model.enable reward.reward_model.enable", "a model that rewards answers lies on the GPUs, too"},
 		{"distillation.enabled", "a teacher lies on GPUs, too"},
 		{model + "lora_rank " + model + "lora.rank", "it trains adapters on layers of Megatron core"},
-		{core + "use_megatron_fsdp " + core + "dynamic_context_parallel", "it shares the model or sequences in another way"},
+		{core + "use_megatron_fsdp " + core + "dynamic_context_parallel",
+			"it shares the model or sequences in another way"},
 		{core + "qat.enable " + actor + "qat.enable " + frozen + "qat.enable", "weights are quantized"},
 		{core + "forward_only", "nothing is trained"},
 		{core + "override_mcore_model_config.params_dtype", "it changes the model"},
@@ -235,7 +240,8 @@ func (r *megatronReader) model() error {
 var (
 	renamed = map[string]string{"num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
 		"num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers", "fp8": "fp8_format",
-		"moe_router_topk": "moe_router_topk", "microbatch_group_size_per_vp_stage": "microbatch_group_size_per_virtual_pipeline_stage", "num_moe_experts": "num_experts"}
+		"microbatch_group_size_per_vp_stage": "microbatch_group_size_per_virtual_pipeline_stage",
+		"num_moe_experts":                    "num_experts"}
 	negated = map[string]string{"gradient_accumulation_fusion": "no_gradient_accumulation_fusion",
 		"bias_activation_fusion": "no_bias_swiglu_fusion", "masked_softmax_fusion": "no_masked_softmax_fusion",
 		"bias_dropout_fusion": "no_bias_dropout_fusion", "apply_rope_fusion": "no_rope_fusion",
@@ -285,7 +291,8 @@ func (r *megatronReader) override(m strict.Member) {
 			recipe.Give(r.made, negated[name], m.At, strict.Of(true))
 		}
 	case !is:
-		r.noteAt(m.At, layers+m.Name, "is no argument of Megatron-LM: planned as without it, and it may change memory a little")
+		r.noteAt(m.At, layers+m.Name, "is no argument of Megatron-LM: planned as without it, and it may change memory "+
+			"a little")
 	case m.Value.Kind == 'f': // as without it
 	default:
 		recipe.Give(r.made, name, m.At, m.Value)
@@ -341,8 +348,8 @@ func (r *megatronReader) remarks() {
 		{core + "pad_to_length", "pads samples: micro batches may have more tokens than the plan says"},
 		{core + "router_replay.mode", "keeps choices of routers on the host, which is not in the plan"},
 		{frozen + "router_replay.mode", "keeps choices of routers on the host, which is not in the plan"},
-		{core + "entropy_from_logits_with_chunking", "makes entropies of some tokens at a time: they take less than the " +
-			"plan says"},
+		{core + "entropy_from_logits_with_chunking", "makes entropies of some tokens at a time: they take less than " +
+			"the plan says"},
 		{core + "entropy_from_logits_chunk_size", "is of entropies that are made in parts: planned as made at once"},
 		{model + "enable_activation_offload", "is read by FSDP alone"},
 		{model + "use_liger", "is read by FSDP alone"},
@@ -392,7 +399,8 @@ func (r *megatronReader) engine() error {
 		return err
 	}
 	offloads := r.Truth(core + "param_offload")
-	e.Backups = rollout.Backups{Parameters: offloads, Gradients: offloads, Optimizer: r.Truth(core + "optimizer_offload")}
+	e.Backups = rollout.Backups{Parameters: offloads, Gradients: offloads,
+		Optimizer: r.Truth(core + "optimizer_offload")}
 	e.SyncsFromGPU = true
 	if offloads { // a pinned copy of each buffer stays, and gradients are dropped
 		e.Dropped = rollout.Backups{Parameters: true, Gradients: true}
