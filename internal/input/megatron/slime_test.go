@@ -128,6 +128,34 @@ func TestSlimeRefuses(t *testing.T) {
 	}
 }
 
+// TestSlimeHiddenArguments: a command prints the arguments of the model. It is not run, and slime and miles demand those
+// of the checkpoint.
+func TestSlimeHiddenArguments(t *testing.T) {
+	of := func(more string) (*Job, error) {
+		text := "python3 train.py --actor-num-gpus-per-node 4 --use-dynamic-batch-size --max-tokens-per-gpu 4096 " +
+			"--rollout-batch-size 8 --rollout-max-context-len 4096 --colocate $(python3 sizes.py) " + more + "\n"
+		m, err := recipe.ReadMegatron("train.sh", files.Texts{"train.sh": []byte(text)})
+		if err != nil {
+			return nil, err
+		}
+		return Decide(m, Request{})
+	}
+	j, err := of("--hf-checkpoint /root/Qwen3-4B/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if says := strings.Join(j.Assumptions, "\n"); j.Hidden != 2560 || len(j.Layers) != 36 || j.Policy.Engine.Server ||
+		!strings.Contains(says, "the sizes are those of Qwen3-4B") {
+		t.Errorf("%d layers of %d, engine %+v, %s", len(j.Layers), j.Hidden, j.Policy.Engine, says)
+	}
+	if _, err := of("--hf-checkpoint /root/no-such-model"); err == nil {
+		t.Error("a model that nobody knows is planned")
+	}
+	if _, err := of(""); err == nil || !strings.Contains(err.Error(), "plimsoll does not run it") {
+		t.Errorf("%v, want the command that is not run", err)
+	}
+}
+
 // TestOtherTrainScripts: a script of the same name that another program has is none of slime.
 func TestOtherTrainScripts(t *testing.T) {
 	_, err := recipe.ReadMegatron("train.sh", files.Texts{"train.sh": []byte("torchrun train.py --num-layers 2 " +

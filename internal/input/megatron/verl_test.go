@@ -66,7 +66,8 @@ func TestVerl(t *testing.T) {
 			"16 ranks, 1 x 6144 tokens, 6 micros, data 8, sequence parallel true"},
 		{"A.use_dynamic_bsz=True A.ppo_max_token_len_per_gpu=6144 M.context_parallel_size=2", batch,
 			"16 ranks, 1 x 12288 tokens, 6 micros, data 4, sequence parallel true"},
-		{"M.tensor_model_parallel_size=1", batch, "16 ranks, 2 x 2048 tokens, 4 micros, data 16, sequence parallel false"},
+		{"M.tensor_model_parallel_size=1", batch,
+			"16 ranks, 2 x 2048 tokens, 4 micros, data 16, sequence parallel false"},
 		{"", layers, `128 experts, alltoall, grouped true, recompute "" "" 0, chunks 1`},
 		{"+M.override_transformer_config.recompute_granularity=full " +
 			"+M.override_transformer_config.recompute_method=uniform " +

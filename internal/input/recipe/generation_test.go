@@ -115,7 +115,7 @@ func TestVerlRefuses(t *testing.T) {
 		micro + " reward_model.enable=True":                                 "a model that rewards answers",
 		micro + " model_engine=veomni":                                      "model_engine is veomni",
 		micro + " --config-name=ppo_other":                                  "config_name is ppo_other",
-		micro + " actor_rollout_ref.actor.strategy=veomni":                  "of verl FSDP and Megatron core are planned",
+		micro + " actor_rollout_ref.actor.strategy=veomni":                  "FSDP and Megatron core are planned",
 		micro + " actor_rollout_ref.actor.torchtitan.x=1":                   "is of another engine than FSDP",
 		micro + " hydra.searchpath=[pkg://other.config]":                    "configurations that plimsoll does not have",
 		micro + " distillation.enabled=True":                                "a teacher lies on GPUs",

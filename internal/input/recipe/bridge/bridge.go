@@ -12,7 +12,8 @@ import (
 	"plimsoll/internal/input/recipe/strict"
 )
 
-// sameShape are keys of a config.json for arguments of Megatron-LM (mcore_bridge/config/parser.py and mbridge/models of August 2026).
+// sameShape are keys of a config.json for arguments of Megatron-LM (mcore_bridge/config/parser.py and mbridge/models of
+// August 2026).
 const sameShape = `num_hidden_layers=num_layers hidden_size=hidden_size intermediate_size=ffn_hidden_size
 	num_attention_heads=num_attention_heads head_dim=kv_channels vocab_size=vocab_size
 	moe_intermediate_size=moe_ffn_hidden_size shared_expert_intermediate_size=moe_shared_expert_intermediate_size
@@ -47,8 +48,8 @@ func Sizes(d *strict.Document, made, name *strict.Value) (*strict.Value, error) 
 	}
 	of, is := shapes[kind.Value.Text]
 	if !is {
-		return nil, d.Inputf(name.At, "model is %s, of type %s, whose layers are not planned in Megatron core yet", name,
-			kind.Value.Text).WithHint("plimsoll plans " + Planned)
+		return nil, d.Inputf(name.At, "model is %s, of type %s, whose layers are not planned in Megatron core yet",
+			name, kind.Value.Text).WithHint("plimsoll plans " + Planned)
 	}
 	of.sizes(made, config.Root, name.At)
 	return config.Root, layers(d, made, config.Root, name.At)
@@ -86,7 +87,9 @@ func (of shape) sizes(made, config *strict.Value, at int64) {
 	give("hidden_dropout", strict.Of(0))
 	give("attention_dropout", strict.Of(0))
 	give("make_vocab_size_divisible_by", strict.Of(1))
-	give("max_position_embeddings", made.Member("seq_length").Value) // of no rotary embedding's size
+	if length := made.Member("seq_length"); length != nil {
+		give("max_position_embeddings", length.Value) // of no rotary embedding's size
+	}
 }
 
 // layers gives which layers are mixtures, and their shared experts.

@@ -29,10 +29,7 @@ var schema = strict.Schema{Program: "slime", Rule: strict.Object(
 		rollout_max_context_len rollout_max_prompt_len rollout_max_response_len sglang_context_length
 		sglang_max_running_requests sglang_pp_size sglang_pipeline_parallel_size mtp_num_layers padded_vocab_size`),
 	rule.Integer.Lax().OrNull().For("rollout_num_gpus log_probs_chunk_size sglang_chunked_prefill_size"),
-	rule.Switched.For(`colocate offload offload_train offload_rollout use_kl_loss keep_old_actor use_opd
-		use_dynamic_batch_size debug_train_only use_rollout_logprobs get_mismatch_metrics use_routing_replay
-		use_rollout_routing_replay disable_compute_advantages_and_returns disable_weights_backuper async_save
-		no_save_optim sglang_disable_cuda_graph`),
+	rule.Switched.For(switches),
 	rule.Measured.For("kl_coef entropy_coef sglang_mem_fraction_static"),
 	rule.Measured.Default(1.).For("rollout_temperature rollout_top_p"),
 	rule.Worded.For("opd_type load_debug_rollout_data hf_checkpoint sglang_kv_cache_dtype"),
@@ -43,6 +40,12 @@ var schema = strict.Schema{Program: "slime", Rule: strict.Object(
 		"loss_type":                 rule.Worded.Default("policy_loss"),
 		"advantage_estimator":       rule.Worded.Default("grpo"),
 	})}
+
+// switches are keys that are on where they are given.
+const switches = `colocate offload offload_train offload_rollout use_kl_loss keep_old_actor use_opd
+	use_dynamic_batch_size debug_train_only use_rollout_logprobs get_mismatch_metrics use_routing_replay
+	use_rollout_routing_replay disable_compute_advantages_and_returns disable_weights_backuper async_save
+	no_save_optim sglang_disable_cuda_graph`
 
 // names are those of all keys.
 var names = sync.OnceValue(func() strict.Names { return schema.Rule.Names() })

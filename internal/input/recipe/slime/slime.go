@@ -11,6 +11,7 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/bridge"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -33,6 +34,7 @@ var Kind = &recipe.Kind{Name: "training of slime or miles", Flag: recipe.Megatro
 // reader makes arguments of Megatron-LM of a command.
 type reader struct {
 	*strict.Reader
+	hidden []*strict.Value // commands whose outputs are arguments
 	made   *strict.Value
 	policy *recipe.Policy
 }
@@ -46,6 +48,10 @@ func read(d *strict.Document) (recipe.MadeArguments, error) {
 	for _, m := range d.Root.Members {
 		if negated, is := strings.CutPrefix(m.Name, "no_"); is && names().Know(negated) {
 			m.Name, m.Value = negated, strict.Of(false)
+		}
+		if v := m.Value; slices.Contains(strings.Fields(switches), m.Name) && strings.HasPrefix(v.Text, "$(") {
+			r.hidden = append(r.hidden, v) // a command whose output are further arguments
+			m.Value = strict.Of(true)
 		}
 		if strings.HasPrefix(m.Name, "actor_num_") && strings.HasPrefix(m.Value.Text, "$") {
 			unset = append(unset, m)
@@ -71,7 +77,7 @@ func read(d *strict.Document) (recipe.MadeArguments, error) {
 			"script does not set: %d counts, slime's default (give --gpus and --nodes)", dashed(m.Name), m.Value.Text,
 			r.Integer(m.Name))})
 	}
-	for _, step := range []func() error{r.refuse, r.lengths, r.batch, r.engine} {
+	for _, step := range []func() error{r.sizes, r.refuse, r.lengths, r.batch, r.engine} {
 		if err := step(); err != nil {
 			return recipe.MadeArguments{}, err
 		}
@@ -153,6 +159,37 @@ func (r *reader) longest() int64 {
 		return most
 	}
 	return r.Integer("rollout_max_prompt_len") + r.Integer("rollout_max_response_len")
+}
+
+// sizes gives the sizes of the model where no argument does, but a command that is not run. They are those of
+// --hf-checkpoint, as these programs end with an error for others (_hf_validate_args in megatron_utils/arguments.py).
+func (r *reader) sizes() error {
+	if r.hidden == nil {
+		return nil
+	}
+	says := r.hidden[0].Text + " prints arguments that plimsoll does not read"
+	if r.made.Member("num_layers") != nil {
+		r.Notes = append(r.Notes, recipe.Note{Where: r.Position(r.hidden[0].At), What: says})
+		return nil
+	}
+	name := r.Find("hf_checkpoint")
+	if name == nil {
+		return r.Inputf(r.hidden[0].At, "%s prints arguments of the model, and plimsoll does not run it",
+			r.hidden[0].Text).WithHint("put what it prints in its place")
+	}
+	short := strict.Bare(name.Text[strings.LastIndexByte(strings.TrimRight(name.Text, "/"), '/')+1:], name.At)
+	short.Text = strings.TrimRight(short.Text, "/")
+	config, err := bridge.Sizes(r.Document, r.made, short)
+	if err != nil {
+		return err
+	}
+	if config.Member("num_experts") != nil || config.Member("n_routed_experts") != nil {
+		r.give("moe_grouped_gemm", "hf_checkpoint", true)
+		r.give("moe_token_dispatcher_type", "hf_checkpoint", "alltoall")
+	}
+	r.Notes = append(r.Notes, recipe.Note{Where: r.Position(r.hidden[0].At),
+		What: says + ": the sizes are those of " + short.Text + " (--hf-checkpoint)"})
+	return nil
 }
 
 // lengths gives the tokens of a micro batch, which is one row of packed samples (get_batch in
