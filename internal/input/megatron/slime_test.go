@@ -128,8 +128,8 @@ func TestSlimeRefuses(t *testing.T) {
 	}
 }
 
-// TestSlimeHiddenArguments: a command prints the arguments of the model. It is not run, and slime and miles demand those
-// of the checkpoint.
+// TestSlimeHiddenArguments: a command prints the arguments of the model. It is not run, and slime and miles demand
+// those of the checkpoint.
 func TestSlimeHiddenArguments(t *testing.T) {
 	of := func(more string) (*Job, error) {
 		text := "python3 train.py --actor-num-gpus-per-node 4 --use-dynamic-batch-size --max-tokens-per-gpu 4096 " +
@@ -140,7 +140,7 @@ func TestSlimeHiddenArguments(t *testing.T) {
 		}
 		return Decide(m, Request{})
 	}
-	j, err := of("--hf-checkpoint /root/Qwen3-4B/")
+	j, err := of("--hf-checkpoint models/Qwen3-4B/")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +148,7 @@ func TestSlimeHiddenArguments(t *testing.T) {
 		!strings.Contains(says, "the sizes are those of Qwen3-4B") {
 		t.Errorf("%d layers of %d, engine %+v, %s", len(j.Layers), j.Hidden, j.Policy.Engine, says)
 	}
-	if _, err := of("--hf-checkpoint /root/no-such-model"); err == nil {
+	if _, err := of("--hf-checkpoint models/no-such-model"); err == nil {
 		t.Error("a model that nobody knows is planned")
 	}
 	if _, err := of(""); err == nil || !strings.Contains(err.Error(), "plimsoll does not run it") {

@@ -109,7 +109,7 @@ func TestVerl(t *testing.T) {
 func TestVerlRefuses(t *testing.T) {
 	const micro = " actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
 	for arguments, says := range map[string]string{
-		"":                                                                  "verl does not start without one of the two",
+		"":                                                                  "does not start without one of the two",
 		micro + " algorithm.adv_estimator=gae":                              "a critic is trained beside the actor",
 		micro + " critic.enable=True":                                       "a critic is trained beside the actor",
 		micro + " reward_model.enable=True":                                 "a model that rewards answers",

@@ -246,8 +246,8 @@ var ownKeys = map[string]struct {
 		"parallelism:\n  pipeline_parallel_degree: 2\n  tensor_parallel_degree: 2\n",
 		strings.Replace(ownTitan, "mode: none", "mode: selective", 1)}, nil},
 	"verl": {readsFramework, []string{"verl/ignored.txt", "verl/fsdp_ignored.txt"}, []string{ownVerl,
-		strings.Replace(ownVerl,
-			"    path: x\n", "    path: x\n    lora_rank: 8\n", 1), strings.Replace(ownVerl, "_micro_batch_size_per_gpu: 1",
+		strings.Replace(ownVerl, "    path: x\n", "    path: x\n    lora_rank: 8\n", 1),
+		strings.Replace(ownVerl, "_micro_batch_size_per_gpu: 1",
 			"_max_token_len_per_gpu: 4096\n    use_dynamic_bsz: true", 1)}, map[string]string{
 		"actor_rollout_ref.rollout.name": "sglang", "algorithm.adv_estimator": "gae",
 		"actor_rollout_ref.model.target_modules": "[q_proj]"}},
