@@ -33,8 +33,9 @@ var documentedExit = map[string]int{
 	"plimsoll plan --gpu A100-40GB --gpus 8 --nodes 4 examples/megatron.sh":         exitDoesNotFit,
 	"plimsoll plan --model qwen2.5-7b --gpu RTX-4090 --host-memory 128GiB --offload states --precision bf16 " +
 		"--seq-len 1024": exitDoesNotFit,
-	"plimsoll plan examples/grpo.yaml --gpu 8xH100 --fsdp 2":              exitDoesNotFit,
-	"plimsoll plan examples/verl.sh --gpu H100-80GB --host-memory 512GiB": exitDoesNotFit,
+	"plimsoll plan examples/slime.sh --gpu H100-80GB --host-memory 768GiB": exitDoesNotFit,
+	"plimsoll plan examples/grpo.yaml --gpu 8xH100 --fsdp 2":               exitDoesNotFit,
+	"plimsoll plan examples/verl.sh --gpu H100-80GB --host-memory 512GiB":  exitDoesNotFit,
 	"plimsoll plan --model qwen2.5-7b --gpu 8xH100 --fsdp 2 --precision bf16 --seq-len 4096 " +
 		"--rollout vllm:0.5,sleep=1 --host-memory 256GiB": exitDoesNotFit,
 	"plimsoll explain examples/failures/killed.log":                                        exitFailed,

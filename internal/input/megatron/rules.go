@@ -83,6 +83,10 @@ func (j *Job) experts() error {
 	if j.Experts == 0 {
 		return nil
 	}
+	if !patterns.MatchString(j.frequency()) {
+		return j.Fault("moe_layer_freq", fmt.Sprintf("is %s, which plimsoll cannot evaluate", j.LayerFrequency),
+			"give a number, or a list such as [0]*3+[1]*45")
+	}
 	d := j.Degrees
 	if j.Experts%d.Expert != 0 {
 		return j.Fault("num_experts", fmt.Sprintf("is %d, no multiple of expert parallel %d", j.Experts, d.Expert),

@@ -143,13 +143,19 @@ func (j *Job) layers() {
 }
 
 var (
-	product = regexp.MustCompile(`\[([\d, ]+)\]\s*\*\s*(\d+)`)
-	literal = regexp.MustCompile(`^\[[\d, ]+\]$`)
+	product  = regexp.MustCompile(`\[([\d, ]+)\]\s*\*\s*(\d+)`)
+	literal  = regexp.MustCompile(`^\[[\d, ]+\]$`)
+	patterns = regexp.MustCompile(`^(?:\d*|\[[\d, ]+\]|\[[\d, ]+\]\s*\*\s*\d+(?:\s*\+\s*\[[\d, ]+\]\s*\*\s*\d+)*)$`)
 )
+
+// frequency returns which layers have experts as the argument says it, without brackets around it.
+func (j *Job) frequency() string {
+	return strings.TrimSpace(strings.Trim(strings.TrimSpace(j.LayerFrequency), "()"))
+}
 
 // isMixture reports whether a layer has experts: one of so many layers, or by a pattern such as ([0]*3+[1]*11).
 func (j *Job) isMixture(layer int64) bool {
-	frequency := strings.TrimSpace(strings.Trim(strings.TrimSpace(j.LayerFrequency), "()"))
+	frequency := j.frequency()
 	if frequency == "" {
 		return true
 	}

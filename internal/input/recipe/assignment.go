@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/input/recipe/strict"
 	"plimsoll/internal/input/shell"
 )
@@ -42,6 +43,9 @@ func assign(root *strict.Value, w shell.Word) {
 	}
 	last := names[len(names)-1]
 	value := argument(shell.Word{Text: is, At: w.At + int64(len(w.Text)-len(is))})
+	if is == "null" {
+		value = &strict.Value{Kind: 'n', At: value.At}
+	}
 	if m := root.Member(last); m != nil {
 		m.Value = value
 		return
@@ -71,6 +75,9 @@ func nameConfiguration(root *strict.Value, words []shell.Word) {
 func reviseAssignment(d *strict.Document, path string, to *strict.Value) (*strict.Revision, error) {
 	text, want := string(d.Text), d.Root.Clone()
 	says := to.String()
+	if to.Kind == '"' && plainWord.MatchString(to.Text) {
+		says = to.Text
+	}
 	var edits []scriptEdit
 	if v := want.Find(path); v != nil {
 		*v = *to
@@ -96,6 +103,9 @@ func reviseAssignment(d *strict.Document, path string, to *strict.Value) (*stric
 	return nil, &NotEditable{fault.File(d.File).Inputf("plimsoll cannot change %s in this script and nothing else",
 		path)}
 }
+
+// plainWord matches a word that neither a shell nor Hydra takes for something else.
+var plainWord = lazyregexp.New(`^[A-Za-z][\w.-]*$`)
 
 // indexesOf yields where a word begins in a text with a prefix.
 func indexesOf(text, prefix string) func(yield func(int) bool) {

@@ -115,22 +115,11 @@ func parseCommand(file string, text []byte) *strict.Document {
 	if len(found) == 0 {
 		return nil
 	}
-	first := found[0]
-	at := first.line.Program[0].At
-	root := &strict.Value{Kind: '{', At: at}
-	d := &strict.Document{File: file, Text: text, Root: root}
+	d := &strict.Document{File: file, Text: text, Root: found[0].root()}
 	if len(found) > 1 {
-		root.Members = []strict.Member{{Name: several, At: at, Value: strict.Of(true)}}
-		return d
-	}
-	mark := strict.Member{Name: first.kind.Commands[first.command], At: at, Value: strict.Of(true)}
-	root.Members = append(commandMembers(first.arguments), mark)
-	if first.kind.Assigns {
-		root.Members = []strict.Member{mark}
-		for i, w := range first.arguments {
-			assign(root, w)
-			nameConfiguration(root, first.arguments[i:])
-		}
+		at := d.Root.At
+		d.Root = &strict.Value{Kind: '{', At: at, Members: []strict.Member{{Name: several, At: at,
+			Value: strict.Of(true)}}}
 	}
 	return d
 }
@@ -139,6 +128,9 @@ func parseCommand(file string, text []byte) *strict.Document {
 func trainingOfKind(line *launcher.Line) *training {
 	words := line.Program
 	for _, k := range kinds {
+		if !k.asked(words) {
+			continue
+		}
 		for command := range k.Commands {
 			first, second, two := strings.Cut(command, " ")
 			switch {
@@ -152,11 +144,39 @@ func trainingOfKind(line *launcher.Line) *training {
 	return nil
 }
 
-// withoutUnset returns arguments without the variables that the script does not set and that are no value of a flag:
-// Bash leaves them out. They may have arguments where the script runs in another environment.
+// asked reports whether a command has one of the words that those of the kind have.
+func (k *Kind) asked(words []shell.Word) bool {
+	return k.Asks == "" || slices.ContainsFunc(words, func(w shell.Word) bool {
+		word := strings.ReplaceAll(strings.TrimLeft(w.Text, "+"), "_", "-")
+		return slices.ContainsFunc(strings.Fields(k.Asks), func(start string) bool {
+			return strings.HasPrefix(word, start)
+		})
+	})
+}
+
+// root returns the command as an object with a member for each argument, and with the mark of its kind.
+func (t *training) root() *strict.Value {
+	at := t.line.Program[0].At
+	root := &strict.Value{Kind: '{', At: at}
+	mark := strict.Member{Name: t.kind.Commands[t.command], At: at, Value: strict.Of(true)}
+	if !t.kind.Assigns {
+		root.Members = append(commandMembers(t.arguments), mark)
+		return root
+	}
+	root.Members = []strict.Member{mark}
+	for i, w := range t.arguments {
+		assign(root, w)
+		nameConfiguration(root, t.arguments[i:])
+	}
+	return root
+}
+
+// withoutUnset returns arguments without the variables that the script does not set and that are no value of a flag, as
+// arrays are not: Bash leaves them out. They may have arguments where the script runs in another environment.
 func withoutUnset(words []shell.Word) (kept, unset []shell.Word) {
 	for i, w := range words {
-		isValue := i > 0 && strings.HasPrefix(words[i-1].Text, "--") && !strings.Contains(words[i-1].Text, "=")
+		isValue := i > 0 && strings.HasPrefix(words[i-1].Text, "--") && !strings.Contains(words[i-1].Text, "=") &&
+			!strings.HasSuffix(w.Text, "[@]}")
 		if !isValue && !w.Quoted && len(w.Unknown) == 1 && w.Unknown[0] == w.Text {
 			unset = append(unset, w)
 		} else {

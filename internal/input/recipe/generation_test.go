@@ -109,15 +109,14 @@ func TestVerl(t *testing.T) {
 func TestVerlRefuses(t *testing.T) {
 	const micro = " actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
 	for arguments, says := range map[string]string{
-		"":                                     "verl does not start without one of the two",
-		micro + " algorithm.adv_estimator=gae": "a critic is trained beside the actor",
-		micro + " critic.enable=True":          "a critic is trained beside the actor",
-		micro + " reward_model.enable=True":    "a model that rewards answers",
-		micro + " actor_rollout_ref.actor.strategy=megatron":                "of verl only FSDP is planned yet",
-		micro + " model_engine=megatron":                                    "model_engine is megatron",
-		micro + " --config-name=ppo_megatron_trainer.yaml":                  "config_name is ppo_megatron_trainer",
-		micro + " --config-name ppo_megatron_trainer":                       "config_name is ppo_megatron_trainer",
-		micro + " actor_rollout_ref.actor.megatron.param_offload=True":      "is of another engine than FSDP",
+		"":                                                                  "does not start without one of the two",
+		micro + " algorithm.adv_estimator=gae":                              "a critic is trained beside the actor",
+		micro + " critic.enable=True":                                       "a critic is trained beside the actor",
+		micro + " reward_model.enable=True":                                 "a model that rewards answers",
+		micro + " model_engine=veomni":                                      "model_engine is veomni",
+		micro + " --config-name=ppo_other":                                  "config_name is ppo_other",
+		micro + " actor_rollout_ref.actor.strategy=veomni":                  "FSDP and Megatron core are planned",
+		micro + " actor_rollout_ref.actor.torchtitan.x=1":                   "is of another engine than FSDP",
 		micro + " hydra.searchpath=[pkg://other.config]":                    "configurations that plimsoll does not have",
 		micro + " distillation.enabled=True":                                "a teacher lies on GPUs",
 		micro + " actor_rollout_ref.hybrid_engine=False":                    "the engine has GPUs of its own",

@@ -39,6 +39,9 @@ func TestPathsAreInASchema(t *testing.T) {
 		if k.Program != nil {
 			rules = append(rules, strict.Object(k.Program.Keys))
 		}
+		if k.Arguments != nil && k.Known != nil {
+			rules = append(rules, *k.Known)
+		}
 	}
 	rules = append(rules, deepspeed.Rules()...)
 	for _, rule := range rules {

@@ -34,6 +34,9 @@ type Kind struct {
 	// Commands are commands whose arguments are such a file: their first words, or the end of a path, and the key that
 	// stands for the command, a mark of the kind.
 	Commands map[string]string
+	// Asks are beginnings of words of which such commands have one, with dashes for underscores. It is for commands
+	// whose names those of other programs or kinds have, too.
+	Asks string
 	// LaunchVariables are the variables of the environment that say the ranks of a node and the nodes of such commands,
 	// nil for none.
 	LaunchVariables []string

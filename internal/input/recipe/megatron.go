@@ -162,7 +162,8 @@ type scripted struct {
 	// Unset are variables that conditions of the script ask for and the script does not set. Looped are those that its
 	// loops and cases set, which are left out.
 	Unset, Looped []string
-	Reference     bool // a second model is held without gradients, as DPO has it
+	Reference     bool    // a second model is held without gradients, as DPO has it
+	Policy        *Policy // of a program that trains on generated answers, nil for others
 	// Missing are files that the script runs as a part of itself and that are not here.
 	Missing []string
 }
@@ -192,6 +193,14 @@ var megatronFlags string
 var megatronSchema = sync.OnceValue(func() *strict.Schema {
 	return &strict.Schema{Program: "Megatron-LM", Rule: megatronRule()}
 })
+
+// IsArgument reports whether Megatron-LM has an argument of a name, and returns one that it may be meant for.
+func IsArgument(name string) (is bool, meant string) {
+	if is = megatronNames().Know(name); !is {
+		meant = fault.Nearest(name, slices.Collect(maps.Keys(megatronSchema().Keys())))
+	}
+	return is, meant
+}
 
 // megatronNames are the names of all arguments.
 var megatronNames = sync.OnceValue(func() strict.Names { return megatronSchema().Rule.Names() })
@@ -330,6 +339,9 @@ type MadeArguments struct {
 	Root      *strict.Value
 	Notes     []Note
 	Reference bool // a second model is held without gradients
+	Policy    *Policy
+	// Nodes and PerNode are the nodes and the ranks of each where arguments say them, 0 for as the launcher says.
+	Nodes, PerNode int64
 }
 
 // parseMegatron returns arguments as a document with a member for each, and the name of the script.
@@ -419,14 +431,11 @@ func (s *source) started(line *launcher.Line) {
 
 // madeArguments returns the arguments that a command of another program means.
 func madeArguments(file string, text []byte, read *shell.Script, t training) (*strict.Document, source, error) {
-	at := t.line.Program[0].At
-	given := &strict.Document{File: file, Text: text, Root: &strict.Value{Kind: '{', At: at}}
-	if len(t.arguments) > 0 && !strings.HasPrefix(t.arguments[0].Text, "-") {
+	given := &strict.Document{File: file, Text: text, Root: t.root()}
+	if !t.kind.Assigns && len(t.arguments) > 0 && !strings.HasPrefix(t.arguments[0].Text, "-") {
 		return nil, source{}, given.Inputf(t.arguments[0].At, "%s takes its arguments from %s, which is not read yet",
 			t.command, t.arguments[0].Text).WithHint("give them behind the command: --key value")
 	}
-	mark := strict.Member{Name: t.kind.Commands[t.command], At: at, Value: strict.Of(true)}
-	given.Root.Members = append(commandMembers(t.arguments), mark)
 	made, err := t.kind.Arguments(given)
 	if err != nil {
 		return nil, source{}, err
@@ -439,8 +448,11 @@ func madeArguments(file string, text []byte, read *shell.Script, t training) (*s
 	if err != nil {
 		return nil, source{}, err
 	}
-	from.Reference, from.notes = made.Reference, slices.Concat(from.notes, notes, made.Notes)
-	from.started(t.line)
+	from.Reference, from.Policy = made.Reference, made.Policy
+	from.notes = slices.Concat(from.notes, notes, made.Notes)
+	if from.started(t.line); made.PerNode > 0 {
+		from.perNode, from.ranks = made.PerNode, made.PerNode*max(1, made.Nodes)
+	}
 	return &strict.Document{File: file, Text: text, Root: made.Root}, from, nil
 }
 

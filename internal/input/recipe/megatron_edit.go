@@ -3,6 +3,7 @@ package recipe
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,6 +17,17 @@ import (
 type Argument struct {
 	Key string
 	To  any
+}
+
+// ArgumentKeys returns the arguments of Megatron-LM for settings, without those that a program has in other ways, and
+// with its own.
+func ArgumentKeys(own SettingKeys, without ...Setting) SettingKeys {
+	keys := maps.Clone(argumentKeys)
+	for _, setting := range without {
+		delete(keys, setting)
+	}
+	maps.Copy(keys, own)
+	return keys
 }
 
 // argumentKeys are the arguments of Megatron-LM for settings.
@@ -171,7 +183,7 @@ func reviseScript(d *strict.Document, a Argument) (*strict.Revision, error) {
 	for _, e := range edits[:min(len(edits), mostTried)] {
 		r := &strict.Revision{Text: slices.Concat(d.Text[:e.at], []byte(e.text), d.Text[e.end:]), At: int64(e.at),
 			From: e.from, To: e.says}
-		if again := parseArguments(d.File, r.Text); again != nil && again.Root.Same(want) {
+		if again := parseContent(d.File, r.Text); again != nil && again.Root.Same(want) {
 			r.Added = bytes.Count(r.Text, []byte{'\n'}) - bytes.Count(d.Text, []byte{'\n'})
 			return r, nil
 		}

@@ -154,6 +154,26 @@ func readsFramework(text string) (any, []Note, error) {
 	return f, f.Notes, nil
 }
 
+// readsArguments reads the arguments of a program that makes those of Megatron-LM of them.
+func readsArguments(mark string) ownReading {
+	return func(text string) (any, []Note, error) {
+		d, err := strict.ParseYAML("train.yaml", []byte(text))
+		if err != nil {
+			return nil, nil, err
+		}
+		at := slices.IndexFunc(kinds, func(k *Kind) bool { return k.Marks == mark })
+		made, err := kinds[at].Arguments(d)
+		if err != nil {
+			return nil, nil, err
+		}
+		arguments := map[string]string{}
+		for _, m := range made.Root.Members {
+			arguments[m.Name] = m.Value.String()
+		}
+		return []any{made.Reference, made.Policy, made.Nodes, made.PerNode, arguments}, made.Notes, nil
+	}
+}
+
 func readsTraining(text string) (any, []Note, error) {
 	r, err := ParseTraining("train.yaml", []byte(text), Source{})
 	if err != nil {
@@ -225,11 +245,23 @@ var ownKeys = map[string]struct {
 	"torchtitan": {readsFramework, []string{"torchtitan/ignored.txt"}, []string{ownTitan, ownTitan +
 		"parallelism:\n  pipeline_parallel_degree: 2\n  tensor_parallel_degree: 2\n",
 		strings.Replace(ownTitan, "mode: none", "mode: selective", 1)}, nil},
-	"verl": {readsFramework, []string{"verl/ignored.txt"}, []string{ownVerl, strings.Replace(ownVerl,
-		"    path: x\n", "    path: x\n    lora_rank: 8\n", 1), strings.Replace(ownVerl, "_micro_batch_size_per_gpu: 1",
-		"_max_token_len_per_gpu: 4096\n    use_dynamic_bsz: true", 1)}, map[string]string{
+	"verl": {readsFramework, []string{"verl/ignored.txt", "verl/fsdp_ignored.txt"}, []string{ownVerl,
+		strings.Replace(ownVerl, "    path: x\n", "    path: x\n    lora_rank: 8\n", 1),
+		strings.Replace(ownVerl, "_micro_batch_size_per_gpu: 1",
+			"_max_token_len_per_gpu: 4096\n    use_dynamic_bsz: true", 1)}, map[string]string{
 		"actor_rollout_ref.rollout.name": "sglang", "algorithm.adv_estimator": "gae",
 		"actor_rollout_ref.model.target_modules": "[q_proj]"}},
+	"verl-megatron": {readsArguments("verl_megatron"), []string{"verl/ignored.txt", "verl/megatron_ignored.txt"},
+		[]string{ownVerlMegatron, strings.Replace(ownVerlMegatron, "_micro_batch_size_per_gpu: 1",
+			"_max_token_len_per_gpu: 4096\n    use_dynamic_bsz: true", 1),
+			strings.Replace(ownVerlMegatron, "    use_kl_loss: true\n", "    optim:\n      "+
+				"use_precision_aware_optimizer: true\n", 1)}, map[string]string{
+			"actor_rollout_ref.rollout.name": "sglang", "algorithm.adv_estimator": "gae",
+			"actor_rollout_ref.actor.megatron.dtype": "float16", "actor_rollout_ref.actor.optim.exp_avg_dtype": "bf16",
+			"actor_rollout_ref.actor.optim.exp_avg_sq_dtype": "bf16",
+			"actor_rollout_ref.actor.optim.main_grads_dtype": "bf16"}},
+	"slime": {readsArguments("slime_train"), []string{"slime/ignored.txt"}, ownSlime, ownSlimeValues},
+	"miles": {readsArguments("slime_train"), []string{"slime/ignored.txt"}, ownSlime, ownSlimeValues},
 	"transformers": {readsTraining, []string{"testdata/keys/transformers-ignored.txt"}, []string{
 		"per_device_train_batch_size: 1\n", "per_device_train_batch_size: 1\nfsdp: full_shard\n",
 		"per_device_train_batch_size: 1\nfsdp: full_shard auto_wrap\n",
@@ -261,13 +293,31 @@ const (
 		"    strategy: fsdp2\n  model:\n    path: x\n  rollout:\n    name: vllm\n"
 )
 
+var ownSlime = []string{
+	"rollout_batch_size: 8\nrollout_max_context_len: 512\nuse_dynamic_batch_size: true\nmax_tokens_per_gpu: 256\n" +
+		"colocate: true\n",
+	"rollout_batch_size: 8\nmicro_batch_size: 2\nseq_length: 512\nglobal_batch_size: 4\ncolocate: true\n",
+	"rollout_batch_size: 8\nseq_length: 512\nuse_opd: true\ncolocate: true\n",
+	"rollout_batch_size: 8\nseq_length: 512\nkeep_old_actor: true\n",
+	"rollout_batch_size: 8\nseq_length: 512\ncolocate: true\nuse_rollout_logprobs: true\n",
+	"rollout_batch_size: 8\nseq_length: 512\ncolocate: true\nuse_routing_replay: true\n",
+}
+
+var ownSlimeValues = map[string]string{"opd_type": "megatron", "train_backend": "fsdp",
+	"data_pad_size_multiplier": "1000"}
+
+const ownVerlMegatron = "algorithm:\n  adv_estimator: grpo\nactor_rollout_ref:\n  actor:\n" +
+	"    ppo_micro_batch_size_per_gpu: 1\n    strategy: megatron\n    use_kl_loss: true\n    megatron:\n" +
+	"      param_offload: false\n      tensor_model_parallel_size: 2\n      pipeline_model_parallel_size: 2\n" +
+	"  model:\n    path: qwen2.5-0.5b\n  rollout:\n    name: vllm\n"
+
 // TestOwnKeys tries every key that a program has.
 func TestOwnKeys(t *testing.T) {
 	for program, p := range ownKeys {
 		t.Run(program, func(t *testing.T) {
 			t.Parallel()
 			reasons := reasonsOf(t, p.lists)
-			if _, hosts := p.lists, program != "transformers" && program != "peft"; hosts {
+			if !slices.Contains([]string{"transformers", "peft", "slime", "miles", "verl-megatron"}, program) {
 				for key, why := range reasonsOf(t, ownKeys["transformers"].lists) {
 					if reasons[key] == "" {
 						reasons[key] = why

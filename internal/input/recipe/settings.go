@@ -49,6 +49,7 @@ const (
 	RolloutBackups   Setting = "backups of the trainer"
 	RolloutReference Setting = "place of the frozen model"
 	RolloutLogProbs  Setting = "log-probabilities of answers"
+	PackedTokens     Setting = "tokens of a packed micro batch"
 
 	SequenceSplit        Setting = "sequence parallelism"
 	RecomputeGranularity Setting = "granularity of recomputation"
@@ -129,8 +130,10 @@ type Settings struct {
 	File     string
 	document *strict.Document
 	keys     SettingKeys
-	isScript bool // its keys are arguments of Megatron-LM
+	isScript bool // its keys are arguments of a command, as Megatron-LM has them
 	assigns  bool // they are assignments on a command line
+	// translated says that a program makes arguments of Megatron-LM of its keys.
+	translated bool
 }
 
 // LoadSettings reads the settings of a file. It returns nil for a file of a kind without any, such as a model's. Texts
@@ -151,8 +154,10 @@ func LoadSettings(file string, texts files.Texts) (*Settings, error) {
 	if found == nil || found.Settings == nil {
 		return nil, nil
 	}
-	s := &Settings{File: file, document: d, keys: found.Settings, isScript: d.Root.Member(megatronMark) != nil,
-		assigns: found.Assigns && isStartedBy(d.Root, found)}
+	isStarted := isStartedBy(d.Root, found)
+	s := &Settings{File: file, document: d, keys: found.Settings, assigns: found.Assigns && isStarted,
+		translated: found.Arguments != nil,
+		isScript:   d.Root.Member(megatronMark) != nil || found.Arguments != nil && isStarted && !found.Assigns}
 	if found.SettingsOf != nil {
 		s.keys = found.SettingsOf(d.Root)
 	}
@@ -187,6 +192,16 @@ func accelerateKeysOf(root *strict.Value) SettingKeys {
 	}
 	return of
 }
+
+// SaysAsMegatron reports whether the file has a setting by an argument of Megatron-LM's name. Other programs have their
+// own keys, or none.
+func (s *Settings) SaysAsMegatron(setting Setting) bool {
+	key := s.keys[setting].Path
+	return key != "" && key == argumentKeys[setting].Path
+}
+
+// Translated reports whether the file has a command of a program that makes arguments of Megatron-LM of its own.
+func (s *Settings) Translated() bool { return s.translated }
 
 // Follows returns the setting that a program computes another one from, or "" if files have a key of it.
 func (s *Settings) Follows(setting Setting) Setting { return s.keys[setting].Follows }
@@ -250,5 +265,6 @@ func (s *Settings) With(text []byte) (*Settings, error) {
 	if d == nil {
 		return nil, fault.File(s.File).Inputf("the revised text cannot be read")
 	}
-	return &Settings{File: s.File, document: d, keys: s.keys, isScript: s.isScript, assigns: s.assigns}, nil
+	return &Settings{File: s.File, document: d, keys: s.keys, isScript: s.isScript, assigns: s.assigns,
+		translated: s.translated}, nil
 }

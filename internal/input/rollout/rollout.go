@@ -44,8 +44,11 @@ type Engine struct {
 	Sequences   int64      // max_num_seqs at once
 	BatchTokens int64      // max_num_batched_tokens or chunked_prefill_size
 
-	// Backups says what of the trainer goes to the host while the engine is awake.
-	Backups Backups
+	// Backups says what of the trainer leaves the GPU while the engine is awake: for the host, but for what is dropped,
+	// as other copies or the next step bring it.
+	Backups, Dropped Backups
+	// SyncsFromGPU says that the trainer's parameters are on the GPU while the engine takes its weights.
+	SyncsFromGPU bool
 	// Copies is the number of further copies of the trainer's parameters on the host, such as that of the actor.
 	Copies int64
 	// HostReference means that the frozen model waits on the host between its passes.
@@ -281,7 +284,7 @@ func (e *Engine) setBackups(value string, given bool) error {
 	}
 	parts := map[string]Backups{"all": {true, true, true}, "none": {}, "parameters": {Parameters: true},
 		"gradients": {Gradients: true}, "optimizer": {Optimizer: true}}
-	e.Backups = Backups{}
+	e.Backups, e.Dropped = Backups{}, Backups{}
 	for what := range strings.SplitSeq(value, "+") {
 		b, known := parts[what]
 		if !known {

@@ -1,6 +1,7 @@
 package rollout_test
 
 import (
+	"math"
 	"strings"
 	"testing"
 
@@ -129,4 +130,22 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestUsualFraction holds the fraction that SGLang 0.5.9 picks by the GPU.
+func TestUsualFraction(t *testing.T) {
+	for _, tt := range []struct {
+		memory ledger.Bytes
+		tp     int64
+		want   float64
+	}{
+		{81559 * ledger.MiB, 8, .818}, {81559 * ledger.MiB, 1, .836}, {143771 * ledger.MiB, 8, .897},
+		{24564 * ledger.MiB, 1, .847}, {40960 * ledger.MiB, 4, .817}, {0, 1, 0},
+	} {
+		e := rollout.New(rollout.SGLang)
+		e.Tensor = tt.tp
+		if is := e.UsualFraction(tt.memory); math.Abs(is-tt.want) > .0011 {
+			t.Errorf("%v, %d GPUs: %v, want %v", tt.memory, tt.tp, is, tt.want)
+		}
+	}
 }

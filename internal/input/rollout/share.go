@@ -2,6 +2,7 @@ package rollout
 
 import (
 	"cmp"
+	"math"
 	"strings"
 
 	"plimsoll/internal/base/dtype"
@@ -64,13 +65,45 @@ func (e *Engine) ShareOf(m *model.Model, weights dtype.Type, memory, before ledg
 	return s, e.check(s, memory, budget, taken)
 }
 
+// UsualFraction returns mem_fraction_static where nobody has set it: what SGLang does not reserve for activations, CUDA
+// graphs and ranks (_handle_gpu_memory_settings in server_args.py of SGLang 0.5.9).
+func (e *Engine) UsualFraction(memory ledger.Bytes) float64 {
+	if memory == 0 {
+		return 0
+	}
+	of := usualPasses[len(usualPasses)-1]
+	for _, of = range usualPasses {
+		if memory < of.under*ledger.GiB {
+			break
+		}
+	}
+	graphs := of.graphs
+	if e.Tensor >= 4 {
+		graphs = of.shared
+	}
+	reserved := 512 + 1.5*float64(of.prefill) + 2*float64(graphs) + 1024*float64(e.Tensor)/8
+	if memory > 60*ledger.GiB {
+		reserved = max(reserved, 10*1024)
+	}
+	all := float64(memory / ledger.MiB)
+	return math.Round((all-reserved)/all*1000) / 1000
+}
+
+// usualPasses are the tokens of a prefill and the largest batches of CUDA graphs, on one GPU and shared among four or
+// more, by the memory of GPUs.
+var usualPasses = []struct {
+	under                   ledger.Bytes // GiB
+	prefill, graphs, shared int64
+}{{20, 2048, 8, 8}, {35, 2048, 24, 80}, {60, 4096, 32, 160}, {160, 8192, 256, 512}, {1 << 20, 16384, 512, 512}}
+
 // check refuses what the engine refuses when it starts.
 func (e *Engine) check(s *Share, memory, budget, taken ledger.Bytes) error {
 	if s.Cache <= 0 {
 		return fault.Inputf("%s may take %v of a GPU with %v (its fraction is %.2g), and %v go before the KV cache, "+
 			"%v of them weights: nothing is left for the cache", e.Label(), budget, memory, e.Fraction,
 			taken, s.Weights).
-			WithHint("give a larger fraction, or more GPUs that share the weights (tp)")
+			WithHint("give a larger fraction, or more GPUs that share the weights (tp); quantized weights of an " +
+				"engine are not planned")
 	}
 	if e.Longest > 0 && s.TokenBytes > 0 && s.Tokens() < e.Longest {
 		return fault.Inputf("the KV cache of %s has room for %s tokens, and one sequence may have %s (max-model-len)",

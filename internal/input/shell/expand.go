@@ -332,12 +332,23 @@ func isNumber(text string) bool {
 
 // output returns what a command prints, where it is one that only works on its words.
 func (r *runner) output(c *syntax.CmdSubst) (string, bool) {
-	if len(c.Stmts) != 1 || r.depth > mostDepth {
+	if len(c.Stmts) == 0 || r.depth > mostDepth {
 		return "", false
 	}
 	r.depth++
 	defer func() { r.depth-- }()
-	out, known := r.prints(c.Stmts[0], "")
+	last := len(c.Stmts) - 1
+	if last > 0 {
+		defer r.restore(r.copied())
+	}
+	for _, s := range c.Stmts[:last] { // IFS=,; echo "${LIST[*]}"
+		call, is := s.Cmd.(*syntax.CallExpr)
+		if !is || len(call.Args) > 0 {
+			return "", false
+		}
+		r.call(call)
+	}
+	out, known := r.prints(c.Stmts[last], "")
 	return strings.TrimRight(out, "\n"), known
 }
 

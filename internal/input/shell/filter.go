@@ -20,8 +20,8 @@ func filter(words []Word, input string) (string, bool) {
 			return strings.Join(arguments[1:], " "), true
 		}
 		return line + "\n", true
-	case name == "printf" && len(arguments) == 2 && (arguments[0] == "%s" || arguments[0] == `%s\n`):
-		return arguments[1] + strings.Repeat("\n", strings.Count(arguments[0], `\n`)), true
+	case name == "printf":
+		return formatted(words[1:])
 	case name == "expr":
 		return calculated(arguments)
 	case name == "tr" && len(arguments) == 2 && len(arguments[0]) == 1:
@@ -48,6 +48,26 @@ func filter(words []Word, input string) (string, bool) {
 	return "", false
 }
 
+// formatted returns what printf makes of a format with %s and \n, and as many words.
+func formatted(words []Word) (string, bool) {
+	if len(words) == 0 {
+		return "", false
+	}
+	format := strings.ReplaceAll(words[0].Text, `\n`, "\n")
+	parts := strings.Split(format, "%s")
+	if len(parts) != len(words) || strings.ContainsAny(strings.Join(parts, ""), `%\`) {
+		return "", false
+	}
+	var out strings.Builder
+	for i, part := range parts {
+		if i > 0 {
+			out.WriteString(words[i].Text)
+		}
+		out.WriteString(part)
+	}
+	return out.String(), true
+}
+
 // withoutDashes returns arguments without flags. Those of realpath, readlink and dirname change no path that exists.
 func withoutDashes(arguments []string) []string {
 	return slices.DeleteFunc(slices.Clone(arguments), func(a string) bool { return strings.HasPrefix(a, "-") })
@@ -68,19 +88,22 @@ func fieldsOf(arguments []string, input string) (string, bool) {
 
 // sequence returns the numbers of seq.
 func sequence(arguments []string) (string, bool) {
-	first, last := 1, 0
+	first, step, last := 1, 1, 0
 	var err error
-	if len(arguments) == 2 {
+	if len(arguments) > 1 {
 		first, err = strconv.Atoi(arguments[0])
 	}
-	if err != nil || len(arguments) == 0 || len(arguments) > 2 {
+	if len(arguments) == 3 && err == nil {
+		step, err = strconv.Atoi(arguments[1])
+	}
+	if err != nil || len(arguments) == 0 || len(arguments) > 3 || step < 1 {
 		return "", false
 	}
-	if last, err = strconv.Atoi(arguments[len(arguments)-1]); err != nil || last-first > mostTurns {
+	if last, err = strconv.Atoi(arguments[len(arguments)-1]); err != nil || (last-first)/step > mostTurns {
 		return "", false
 	}
 	var out strings.Builder
-	for ; first <= last; first++ {
+	for ; first <= last; first += step {
 		out.WriteString(strconv.Itoa(first) + "\n")
 	}
 	return out.String(), true

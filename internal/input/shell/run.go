@@ -254,6 +254,9 @@ func (r *runner) loop(n syntax.Node, what string, body func()) {
 
 // repeat follows a loop over words. The commands of the first turn are kept, with the number of turns.
 func (r *runner) repeat(c *syntax.ForClause) {
+	if counts, is := c.Loop.(*syntax.CStyleLoop); is && r.counts(counts, c.Do) {
+		return
+	}
 	items, isWords := c.Loop.(*syntax.WordIter)
 	if !isWords || c.Select {
 		r.loop(c, "a loop", func() { r.run(c.Do) })
@@ -381,6 +384,11 @@ func (r *runner) command(words []Word, own []setting) {
 	case "source", ".":
 		r.sourced(words, own)
 		return
+	case "printf":
+		if len(words) > 2 && words[1].Text == "-v" {
+			r.printsTo(words)
+			return
+		}
 	}
 	for i, w := range words {
 		isFlag := func(w Word) bool { return strings.HasPrefix(w.Text, "-") && strings.HasSuffix(w.Text, "c") }
@@ -401,6 +409,23 @@ func (r *runner) command(words []Word, own []setting) {
 	full := shown(slices.Concat(r.prefix, words))
 	r.out.Commands = append(r.out.Commands, &Command{Words: full, Unsure: strings.Join(r.unsure, ", "),
 		Often: r.often, own: append(slices.Clip(r.before), own...), script: r.out, when: r.when})
+}
+
+// printsTo follows printf -v NAME FORMAT WORD...
+func (r *runner) printsTo(words []Word) {
+	name := words[2].Text
+	isUnknown := func(w Word) bool { return len(w.Unknown) > 0 }
+	out, known := "", false
+	if !slices.ContainsFunc(words, isUnknown) {
+		out, known = formatted(words[3:])
+	}
+	switch {
+	case !syntax.ValidName(name):
+	case known:
+		r.set(name, variable{word: Word{Text: out, At: words[0].At, Quoted: true}, at: words[0].At})
+	default:
+		r.undecided(name, words[0].At)
+	}
 }
 
 // sourced follows the commands of a file as a part of the script.

@@ -33,6 +33,10 @@ var recomputing = map[string][3]any{"none": {nil, nil, nil}, "selective": {"sele
 
 // newMegatronSearch lists the variants of a job of Megatron-LM.
 func newMegatronSearch(t *torchSearch) (*megatronSearch, error) {
+	if p := t.base.Megatron.Policy; p != nil {
+		return nil, fault.Inputf("fit does not search trainings of %s yet", p.Program).
+			WithHint("plimsoll plan weighs changes of this job one by one")
+	}
 	if t.AnyMoments || t.States != (job.Offload{}) {
 		return nil, fault.Inputf("flags say how states rest on the host, and arguments of Megatron-LM say it").
 			WithHint("leave the flags out, or add --offload-optimizer-states to the arguments")

@@ -40,6 +40,10 @@ func (j *Job) settleRollout(assume func(format string, arguments ...any)) error 
 		return fault.Inputf("the rollout engine shares its weights among %d GPUs (tp), and the job has %d", e.Tensor,
 			j.World).WithHint("give a tp that divides the GPUs of the job")
 	}
+	if f := e.UsualFraction(j.GPU.Memory); e.Fraction == 0 && !e.Server {
+		e.Fraction = f
+		assume("mem_fraction_static %.3g: SGLang picks it by the GPU", f)
+	}
 	if j.Quantization != nil && !e.Server {
 		assume("%s holds the weights in %v: an engine with quantized weights is not planned", e.Label(),
 			j.RolloutType())

@@ -163,7 +163,7 @@ func Apply(q job.Request, paths []string, settings []amend.Setting) (*Applied, e
 	a := &Applied{Flags: []string{}, Request: q}
 	says := flags
 	if q.Megatron != "" {
-		says = megatronFlags
+		says = flagsBeside(q.Megatron, q.Texts)
 	}
 	var inFiles []amend.Setting
 	for _, s := range settings {

@@ -220,6 +220,9 @@ func keepingActivations(j *job.Job) [][]amend.Setting {
 }
 
 func smallerBatches(j *job.Job) (ways [][]amend.Setting) {
+	if packs(j) {
+		return fewerTokens(j)
+	}
 	micro := int(j.MicroBatch)
 	for smaller := micro / 2; smaller >= 1; smaller /= 2 {
 		if micro%smaller == 0 {
@@ -230,6 +233,9 @@ func smallerBatches(j *job.Job) (ways [][]amend.Setting) {
 }
 
 func largerBatches(j *job.Job) (ways [][]amend.Setting) {
+	if packs(j) {
+		return nil
+	}
 	for times := 2; times <= 8; times *= 2 {
 		if j.Micros()%times == 0 {
 			ways = append(ways, batch(j, int(j.MicroBatch)*times))

@@ -1,6 +1,7 @@
 package lever
 
 import (
+	"plimsoll/internal/base/files"
 	"plimsoll/internal/input/amend"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/plan/job"
@@ -36,6 +37,22 @@ func argumentFlags() map[recipe.Setting]requestFlag {
 	return all
 }
 
+// flagsBeside are the flags that say settings beside a file. A program that makes arguments of Megatron-LM of its own
+// keys has no others than those that it has, too.
+func flagsBeside(file string, texts files.Texts) map[recipe.Setting]requestFlag {
+	s, err := recipe.LoadSettings(file, texts)
+	if err != nil || s == nil || !s.Translated() {
+		return megatronFlags
+	}
+	own := map[recipe.Setting]requestFlag{}
+	for setting, flag := range megatronFlags {
+		if recipe.ArgumentOf(setting, nil).Key == "" || s.SaysAsMegatron(setting) {
+			own[setting] = flag
+		}
+	}
+	return own
+}
+
 // Costs of settings in the order of the time that they take. Times of Megatron-LM are not predicted, so its changes are
 // put in this order.
 var costs = map[recipe.Setting]float64{recipe.MicroBatch: 1, recipe.StatesOffload: 2, recipe.RecomputeGranularity: 3,
@@ -68,6 +85,19 @@ func sequenceParallel(j *job.Job) [][]amend.Setting {
 	return when(m != nil && m.Degrees.Tensor > 1 && !m.SequenceSplit, to(recipe.SequenceSplit, true))
 }
 
+// packs reports whether a program packs samples into micro batches of so many tokens.
+func packs(j *job.Job) bool {
+	return j.Megatron != nil && j.Megatron.Policy != nil && j.Megatron.Policy.Packs
+}
+
+// fewerTokens lists smaller sizes of packed micro batches, as a rank counts them.
+func fewerTokens(j *job.Job) (ways [][]amend.Setting) {
+	for tokens := j.Megatron.Policy.PackedTokens / 2; tokens >= 1024; tokens /= 2 {
+		ways = append(ways, []amend.Setting{to(recipe.PackedTokens, int(tokens))})
+	}
+	return ways
+}
+
 func distributedOptimizer(j *job.Job) [][]amend.Setting {
 	m := j.Megatron
 	return when(m != nil && !m.Distributed && m.Degrees.Data*m.Degrees.Context > 1,
@@ -76,7 +106,7 @@ func distributedOptimizer(j *job.Job) [][]amend.Setting {
 
 func fusedLoss(j *job.Job) [][]amend.Setting {
 	m := j.Megatron
-	return when(m != nil && !m.FusesLoss && m.TransformerEngine(), to(recipe.FusedLoss, true),
+	return when(m != nil && m.Policy == nil && !m.FusesLoss && m.TransformerEngine(), to(recipe.FusedLoss, true),
 		to(recipe.FusedLossBy, "te"))
 }
 
@@ -116,6 +146,9 @@ func megatronStatesOnGPU(j *job.Job) (ways [][]amend.Setting) {
 
 // degree returns twice a degree with the same batch of all ranks.
 func degree(j *job.Job, name recipe.Setting, is int64, more ...amend.Setting) [][]amend.Setting {
+	if packs(j) { // the program makes micro batches of as many tokens as fit
+		return when(j.Megatron.Degrees.Data%2 == 0, append([]amend.Setting{to(name, int(2*is))}, more...)...)
+	}
 	return when(j.Megatron.Degrees.Data%2 == 0, append([]amend.Setting{to(name, int(2*is)),
 		to(recipe.Accumulation, 2*j.Accumulation), to(recipe.TrainBatch, int(j.Megatron.GlobalBatch))}, more...)...)
 }

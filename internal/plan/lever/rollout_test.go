@@ -80,6 +80,78 @@ func TestRolloutLeversEditFiles(t *testing.T) {
 	}
 }
 
+// TestSlimeLevers holds the edits of a script of slime: its own arguments, and those of Megatron-LM.
+func TestSlimeLevers(t *testing.T) {
+	const text = "ray job submit -- python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 4 --colocate \\\n" +
+		"  --num-layers 4 --hidden-size 1024 --num-attention-heads 8 --vocab-size 128000 --rollout-batch-size 16 \\\n" +
+		"  --position-embedding-type rope --global-batch-size 16 --rollout-max-context-len 2048 \\\n" +
+		"  --use-dynamic-batch-size --max-tokens-per-gpu 8192 --use-kl-loss \\\n" +
+		"  --sglang-mem-fraction-static 0.6\n"
+	file := filepath.Join(t.TempDir(), "slime.sh")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	q := job.Request{MegatronArguments: job.MegatronArguments{Megatron: file}, GPU: "H100-80GB",
+		HostMemory: 512 * ledger.GiB}
+	for _, tt := range []struct {
+		phase      ledger.PhaseName
+		from, want string
+	}{
+		{ledger.Backward, "--max-tokens-per-gpu 8192", "--max-tokens-per-gpu 4096"},
+		{ledger.Rollout, "--sglang-mem-fraction-static 0.6", "--sglang-mem-fraction-static 0.5"},
+		{ledger.Backward, "--global-batch-size 16",
+			"--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --global-batch-size 16"},
+	} {
+		list, err := For(Question{Need: GPUMemory, Request: q, Plan: planned(t, q), Phase: &tt.phase})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := strings.Replace(text, tt.from, tt.want, 1)
+		made := func(c Change) bool { return string(c.Texts[file]) == want && len(c.Flags) == 0 }
+		if !slices.ContainsFunc(list, made) {
+			t.Errorf("no advice has %s and changes nothing else", tt.want)
+		}
+		for _, c := range list {
+			if strings.Contains(c.String(), "global-batch-size ") {
+				t.Errorf("%s: the batch counts samples, and micro batches have tokens", c.String())
+			}
+		}
+	}
+}
+
+// TestVerlMegatronLevers holds the edits of a script of verl with Megatron core: assignments, and no arguments.
+func TestVerlMegatronLevers(t *testing.T) {
+	const text = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo trainer.n_gpus_per_node=4 \\\n" +
+		"  actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.model.path=qwen2.5-0.5b trainer.nnodes=1 \\\n" +
+		"  actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 actor_rollout_ref.rollout.name=vllm\n"
+	file := filepath.Join(t.TempDir(), "verl.sh")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	q := job.Request{MegatronArguments: job.MegatronArguments{Megatron: file}, GPU: "H100-80GB"}
+	phase := ledger.Backward
+	list, err := For(Question{Need: GPUMemory, Request: q, Plan: planned(t, q), Phase: &phase})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var edited []string
+	for _, c := range list {
+		if len(c.Flags) == 0 {
+			edited = append(edited, string(c.Texts[file]))
+		}
+		if strings.Contains(strings.Join(c.Flags, " "), "add --") {
+			t.Errorf("%s is no assignment", c.String())
+		}
+	}
+	for _, want := range []string{"ppo_micro_batch_size_per_gpu=2 ",
+		"actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 ",
+		"actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full "} {
+		if !slices.ContainsFunc(edited, func(text string) bool { return strings.Contains(text, want) }) {
+			t.Errorf("no edit has %s", want)
+		}
+	}
+}
+
 // TestServerComesLast holds GPUs that the job does not have behind changes of the job itself.
 func TestServerComesLast(t *testing.T) {
 	q := job.Request{Model: "qwen2.5-7b", GPUs: 8, GPU: "H100-80GB", FSDP: "2", Precision: "bf16", Sequence: 4096,

@@ -4,6 +4,7 @@ import (
 	"math"
 	"testing"
 
+	"plimsoll/internal/base/files"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/job"
 )
@@ -176,5 +177,161 @@ func TestServerHasGPUsOfItsOwn(t *testing.T) {
 	without := ofRollout("")
 	if a, b := p.Devices[0].Outside, planned(t, without).Devices[0].Outside; len(a) != len(b) {
 		t.Errorf("outside of the allocator the GPU holds %v with an engine elsewhere, and %v without", a, b)
+	}
+}
+
+// ofSlime is a job of a script of slime with further arguments.
+func ofSlime(t *testing.T, more string) job.Request {
+	t.Helper()
+	script := "ray job submit -- python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 4 --colocate " +
+		"--num-layers 4 --hidden-size 1024 --num-attention-heads 8 --vocab-size 128000 --disable-bias-linear " +
+		"--position-embedding-type rope --rollout-batch-size 16 --n-samples-per-prompt 8 --num-steps-per-rollout 2 " +
+		"--use-dynamic-batch-size --max-tokens-per-gpu 4096 --rollout-max-context-len 4096 --attention-dropout 0 " +
+		"--hidden-dropout 0 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 " +
+		"--untie-embeddings-and-output-weights --sglang-mem-fraction-static 0.6 " + more + "\n"
+	return job.Request{MegatronArguments: job.MegatronArguments{Megatron: "slime.sh"}, GPU: "H100-80GB",
+		HostMemory: 512 * ledger.GiB, Texts: files.Texts{"slime.sh": []byte(script)}}
+}
+
+// TestSlimeHost holds what waits on the host of a job of slime: a copy of the parameters for each tag, and of what
+// leaves the GPU only what no copy brings back.
+func TestSlimeHost(t *testing.T) {
+	p := planned(t, ofSlime(t, "--use-kl-loss"))
+	awake := in(t, p, ledger.Host, ledger.Rollout)
+	parameters := ledger.Bytes(4 * 2 * p.Job.Model.Elements()) // of four ranks
+	for _, c := range []ledger.Component{ledger.ParameterCopies, ledger.ReferenceModel} {
+		if got := holds(awake, c); got != parameters {
+			t.Errorf("%s is %v, want %v", c, got, parameters)
+		}
+	}
+	gpu := in(t, p, ledger.GPU, ledger.Rollout)
+	if holds(gpu, ledger.Parameters)+holds(gpu, ledger.Gradients)+holds(gpu, ledger.OptimizerStates) > 0 {
+		t.Error("the trainer is on the GPU while the engine generates")
+	}
+	update := in(t, p, ledger.GPU, ledger.Step)
+	gone := holds(update, ledger.OptimizerStates) + holds(update, ledger.MasterWeights)
+	if got := holds(awake, ledger.TrainerBackup); gone == 0 || got < 4*gone || got > 4*gone+ledger.GiB {
+		t.Errorf("the trainer's backup is %v, want the states of four ranks, %v", got, 4*gone)
+	}
+	q := ofSlime(t, "--use-kl-loss")
+	q.Rollout = "backups=all"
+	more := holds(in(t, planned(t, q), ledger.Host, ledger.Rollout), ledger.TrainerBackup) -
+		holds(awake, ledger.TrainerBackup)
+	if more < 3*parameters { // gradients are in fp32
+		t.Errorf("with all backups the host holds %v more, want parameters and gradients, too", more)
+	}
+}
+
+// TestSlimeLoss holds what the loss of a policy keeps of logits: in fp32, with their softmax, and what settings add.
+func TestSlimeLoss(t *testing.T) {
+	const logits = ledger.Bytes(4 * 4096 * 128000)
+	of := func(more string, name ledger.PhaseName) ledger.Bytes {
+		return in(t, planned(t, ofSlime(t, more)), ledger.GPU, name).PeakAllocated
+	}
+	forward, backward := of("", ledger.Forward), of("", ledger.Backward)
+	for _, tt := range []struct {
+		more     string
+		forward  ledger.Bytes
+		backward ledger.Bytes
+	}{
+		{"--rollout-temperature 0.7", logits, logits / 2}, // two gradients in fp32, in place of one and one in bf16
+		{"--rollout-top-p 0.9", logits + logits/2, 0},
+		{"--entropy-coef 0.01", 0, logits + logits/2}, // the logits and a gradient in fp32, not that in bf16
+		{"--log-probs-chunk-size 512", 0, logits / 2}, // beside the gradient in fp32, not that in bf16
+	} {
+		for _, side := range []struct {
+			name      ledger.PhaseName
+			got, want ledger.Bytes
+		}{{ledger.Forward, of(tt.more, ledger.Forward) - forward, tt.forward},
+			{ledger.Backward, of(tt.more, ledger.Backward) - backward, tt.backward}} {
+			if off := side.got - side.want; off < -ledger.MiB || off > ledger.MiB {
+				t.Errorf("%s: the %s takes %v more, want %v", tt.more, side.name, side.got, side.want)
+			}
+		}
+	}
+	if last := of("", ledger.LogProbs); last > forward {
+		t.Errorf("the pass without gradients takes %v, more than the update, %v", last, forward)
+	}
+}
+
+// ofVerl is a job of verl with Megatron core and further assignments.
+func ofVerl(more string) job.Request {
+	script := "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.name=vllm " +
+		"actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.model.path=qwen2.5-0.5b trainer.nnodes=1 " +
+		"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 trainer.n_gpus_per_node=2 " +
+		"data.max_prompt_length=512 data.max_response_length=1536 " + more + "\n"
+	return job.Request{MegatronArguments: job.MegatronArguments{Megatron: "verl.sh"}, GPU: "H100-80GB",
+		HostMemory: 512 * ledger.GiB, Texts: files.Texts{"verl.sh": []byte(script)}}
+}
+
+// TestVerlMegatron holds what leaves the GPUs, and when: the weight sync reads parameters on the GPU.
+func TestVerlMegatron(t *testing.T) {
+	const offload = "actor_rollout_ref.actor.megatron.param_offload=True " +
+		"actor_rollout_ref.actor.megatron.optimizer_offload=True "
+	p := planned(t, ofVerl(offload))
+	for _, tt := range []struct {
+		phase      ledger.PhaseName
+		parameters bool
+		states     bool
+	}{{ledger.WeightSync, true, false}, {ledger.Rollout, false, false}, {ledger.Step, true, true}} {
+		at := in(t, p, ledger.GPU, tt.phase)
+		if got := holds(at, ledger.Parameters) > 0; got != tt.parameters {
+			t.Errorf("%s: parameters on the GPU: %t", tt.phase, got)
+		}
+		if got := holds(at, ledger.OptimizerStates) > 0; got != tt.states {
+			t.Errorf("%s: states on the GPU: %t", tt.phase, got)
+		}
+	}
+	if copies := holds(in(t, p, ledger.Host, ledger.Step), ledger.ParameterCopies); copies == 0 {
+		t.Error("the pinned copy of the parameters is gone in the update")
+	}
+	stays := planned(t, ofVerl(""))
+	if holds(in(t, stays, ledger.GPU, ledger.Rollout), ledger.Parameters) == 0 {
+		t.Error("without param_offload parameters leave the GPU")
+	}
+}
+
+// TestVerlReference holds where the frozen model is.
+func TestVerlReference(t *testing.T) {
+	const loss = "actor_rollout_ref.actor.use_kl_loss=True "
+	onGPU := planned(t, ofVerl(loss))
+	size := ledger.Bytes(2 * onGPU.Job.Model.Elements())
+	if got := holds(in(t, onGPU, ledger.GPU, ledger.Forward), ledger.ReferenceModel); got != size {
+		t.Errorf("the frozen model takes %v of the GPU, want %v", got, size)
+	}
+	onHost := planned(t, ofVerl(loss+"actor_rollout_ref.ref.megatron.param_offload=True"))
+	if got := holds(in(t, onHost, ledger.GPU, ledger.Forward), ledger.ReferenceModel); got != 0 {
+		t.Errorf("the frozen model takes %v of the GPU in the update", got)
+	}
+	if got := holds(in(t, onHost, ledger.GPU, ledger.LogProbs), ledger.ReferenceModel); got != size {
+		t.Errorf("the frozen model takes %v of the GPU while it judges, want %v", got, size)
+	}
+	if got := holds(in(t, onHost, ledger.Host, ledger.Rollout), ledger.ReferenceModel); got != 2*size {
+		t.Errorf("the frozen model takes %v of the host, want that of two ranks, %v", got, 2*size)
+	}
+}
+
+// TestVerlLoss holds what the loss keeps of logits: one copy in fp32, more for entropies, and none with fused kernels.
+func TestVerlLoss(t *testing.T) {
+	const tokens = 4 * 2048
+	p := planned(t, ofVerl(""))
+	logits := ledger.Bytes(4 * tokens * p.Job.Megatron.Vocabulary)
+	peak := func(more string, name ledger.PhaseName) ledger.Bytes {
+		return in(t, planned(t, ofVerl(more)), ledger.GPU, name).PeakAllocated
+	}
+	base := peak("", ledger.Forward)
+	for _, tt := range []struct {
+		more       string
+		phase      ledger.PhaseName
+		least, top ledger.Bytes
+	}{
+		{"actor_rollout_ref.actor.entropy_coeff=0.01", ledger.Forward, logits, 2 * logits},
+		{"", ledger.Backward, logits / 4, logits}, // measured with verl's own functions: two copies, one in the forward
+		{"actor_rollout_ref.model.use_fused_kernels=True", ledger.Forward, -2 * logits, -logits / 2},
+		{"", ledger.LogProbs, -logits, 2 * logits},
+	} {
+		if more := peak(tt.more, tt.phase) - base; more < tt.least || more > tt.top {
+			t.Errorf("%s: the %s takes %v more, want from %v to %v", tt.more, tt.phase, more, tt.least, tt.top)
+		}
 	}
 }

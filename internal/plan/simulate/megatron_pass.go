@@ -284,12 +284,18 @@ func (p *megatronPass) loss(x *autograd.Tensor) *autograd.Tensor {
 		name = "embedding.word_embeddings.weight"
 	}
 	p.gather(p.gathered(p.Hidden))
+	if p.Policy != nil && p.Policy.Loss.Fused > 0 {
+		return p.lossOfHidden(x, p.weight(name), rows)
+	}
 	logits := p.do(autograd.Operation{Inputs: with(x, p.weight(name)), Saved: with(x)}, rows*width, false)
 	if bias := p.outputBias(); bias != nil {
 		o := autograd.Operation{Inputs: with(logits, bias), Shared: []bool{true, false}}
 		biased := p.do(o, logits.Elements, false)
 		p.tape.Drop(logits)
 		logits = biased
+	}
+	if p.Policy != nil {
+		return p.policyLoss(logits, rows)
 	}
 	if p.FusesLoss && p.LossFusion == "te" {
 		// The kernel replaces the logits by their gradient.

@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"plimsoll/internal/base/ledger"
@@ -217,8 +218,12 @@ func moves(b rollout.Backups) func(ledger.Component) bool {
 // move takes memory of the trainer to the host.
 func (e *rolloutEngine) move(to *moved, goes func(ledger.Component) bool, component ledger.Component,
 	why func() string) {
-	ids, bytes := e.gpu.evict(goes)
-	*to = moved{ids, e.host.hold(int64(bytes), component, why)}
+	drops := func(c ledger.Component) bool {
+		return component == ledger.TrainerBackup && goes(c) && moves(e.Dropped)(c)
+	}
+	dropped, _ := e.gpu.evict(drops)
+	ids, bytes := e.gpu.evict(func(c ledger.Component) bool { return goes(c) && !drops(c) })
+	*to = moved{slices.Concat(dropped, ids), e.host.hold(int64(bytes), component, why)}
 }
 
 // back brings it back.
@@ -229,13 +234,17 @@ func (e *rolloutEngine) back(from *moved) {
 }
 
 func (e *rolloutEngine) whyMoved() string {
-	return "what the trainer moves to the host while the engine is awake (backups): " + e.Backups.String()
+	why := "what the trainer moves to the host while the engine is awake (backups): " + e.Backups.String()
+	if e.Dropped.Any() {
+		why += "; " + e.Dropped.String() + " leave without a copy"
+	}
+	return why
 }
 
 // generate runs the phases of the engine. A bucket has so many bytes.
 func (e *rolloutEngine) generate(phase func(ledger.PhaseName, func()), bucket int64) {
 	first, then := e.Backups, rollout.Backups{}
-	if !first.All() { // the weights are read from the GPU
+	if !first.All() || e.SyncsFromGPU { // the weights are read from the GPU
 		first.Parameters, then.Parameters = false, first.Parameters
 	}
 	if first.All() {
@@ -352,31 +361,98 @@ func (s *simulation) score(r *simulation) (result forward.Result) {
 // model, which takes the place of the trained one for its passes, and further ones.
 func (s *megatronRank) copyParameters() {
 	e := s.rollout
-	if e == nil {
+	if e == nil && s.Policy == nil {
 		return
+	}
+	hasReference, further := false, int64(0)
+	if s.Policy != nil {
+		hasReference, further = s.Policy.Reference, int64(len(s.Policy.Copies))
+	}
+	if e != nil {
+		hasReference, further = e.HostReference, e.Copies
 	}
 	copies := func(n int64, component ledger.Component, why string) {
 		for range n {
-			for _, c := range s.chunks {
-				for _, p := range c.parameters {
-					s.pinned.allocate(p.Elements*s.ParameterType.Size(), component, reasonOf(why))
+			for _, elements := range s.copiedSizes() {
+				s.pinned.allocate(elements*s.ParameterType.Size(), component, reasonOf(why))
+			}
+		}
+	}
+	if s.Policy != nil && s.Policy.Apart && hasReference {
+		s.host.hold(s.elements()*s.ParameterType.Size(), ledger.ReferenceModel, whyHostReference)
+	} else if s.Policy != nil && s.Policy.Apart && s.Policy.Reference {
+		s.hold(s.elements()*s.ParameterType.Size(), ledger.ReferenceModel, s.whyApart)
+	} else if hasReference {
+		copies(1, ledger.ReferenceModel, "the frozen model waits in pinned memory, and takes the place of the trained "+
+			"one for its passes")
+	}
+	copies(further, ledger.ParameterCopies, s.whyParameterCopies())
+}
+
+// copiedSizes returns the elements of each block of a copy of the parameters.
+func (s *megatronRank) copiedSizes() (list []int64) {
+	for _, c := range s.chunks {
+		var buffers [2]int64
+		for _, p := range c.parameters {
+			list = append(list, p.Elements)
+			if p.Expert {
+				buffers[1] += p.Elements
+			} else {
+				buffers[0] += p.Elements
+			}
+		}
+		if s.Policy != nil && s.Policy.InBuffers {
+			list = list[:len(list)-len(c.parameters)]
+			for _, elements := range buffers {
+				if elements > 0 {
+					list = append(list, elements)
 				}
 			}
 		}
 	}
-	if e.HostReference {
-		copies(1, ledger.ReferenceModel, "the frozen model waits in pinned memory, and takes the place of the trained "+
-			"one for its passes")
+	return list
+}
+
+func (s *megatronRank) whyApart() string {
+	return fmt.Sprintf("%s parameters of the frozen model that judges answers, in %v", ledger.Count(s.elements()),
+		s.ParameterType)
+}
+
+func (s *megatronRank) whyParameterCopies() string {
+	if s.Policy != nil && len(s.Policy.Copies) > 0 {
+		return "copies of the rank's parameters in pinned memory: " + strings.Join(s.Policy.Copies, ", ")
 	}
-	copies(e.Copies, ledger.ParameterCopies, "further copies of the rank's parameters in pinned memory (copies)")
+	return "further copies of the rank's parameters in pinned memory (copies)"
 }
 
 // generate runs the engine, and a pass without gradients over its answers.
 func (s *megatronRank) generate(iteration ledger.Iteration) {
-	e := s.rollout
-	if e == nil {
-		return
+	if s.rollout != nil {
+		s.runEngine(iteration)
 	}
+	if s.Policy == nil && s.rollout != nil || s.Policy != nil && s.Policy.Judges {
+		s.both(ledger.LogProbs, iteration, s.judgeAnswers)
+	}
+	if s.rollout != nil {
+		s.rollout.back(&s.rollout.optimizer)
+	}
+}
+
+// judgeAnswers runs a pass without gradients.
+func (s *megatronRank) judgeAnswers() {
+	if e := s.rollout; e != nil && e.HostReference && s.Policy != nil && s.Policy.Apart {
+		defer s.gpu.hold(s.elements()*s.ParameterType.Size(), ledger.ReferenceModel, s.whyApart).free()
+	}
+	for _, c := range s.chunks {
+		pass := s.newPass(c)
+		pass.tape.WithoutGradients(func() { pass.tape.Drop(pass.forward()) })
+		c.release(s)
+	}
+}
+
+// runEngine has the engine generate answers.
+func (s *megatronRank) runEngine(iteration ledger.Iteration) {
+	e := s.rollout
 	var all, largest int64
 	for _, c := range s.chunks {
 		for _, p := range c.parameters {
@@ -386,12 +462,4 @@ func (s *megatronRank) generate(iteration ledger.Iteration) {
 	}
 	e.generate(func(name ledger.PhaseName, body func()) { s.both(name, iteration, body) },
 		e.bucket(all*s.Degrees.Tensor, largest*s.Degrees.Tensor, s.Degrees.Tensor > 1))
-	s.both(ledger.LogProbs, iteration, func() {
-		for _, c := range s.chunks {
-			pass := s.newPass(c)
-			pass.tape.WithoutGradients(func() { pass.tape.Drop(pass.forward()) })
-			c.release(s)
-		}
-	})
-	e.back(&e.optimizer)
 }

@@ -203,5 +203,8 @@ func (d *PlanDocument) next() string {
 	case d.Limit == nil:
 		return "give --gpu NAME for a verdict; plimsoll models --gpus lists them"
 	}
+	if d.unsearched {
+		return "--long shows every figure"
+	}
 	return "plimsoll fit searches the fastest settings; --long shows every figure"
 }

@@ -49,6 +49,8 @@ type PlanDocument struct {
 	Request  job.Request `json:"request"`
 	// Megatron are the arguments of Megatron-LM or their file, of a plan that was made from them.
 	Megatron string `json:"megatron,omitempty"`
+	// unsearched says that plimsoll fit does not search jobs of the program.
+	unsearched bool
 	// Program is the program that has planned itself, and nil for a plan on paper.
 	Program *PlannedProgram `json:"program,omitempty"`
 }
@@ -183,7 +185,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 		d.Job.Autocast = j.AutocastName()
 	}
 	if j.Megatron != nil {
-		d.Megatron = j.Megatron.Given
+		d.Megatron, d.unsearched = j.Megatron.Given, j.Megatron.Policy != nil
 	}
 	var err error
 	d.Inputs, err = inputsOf(j.Files)

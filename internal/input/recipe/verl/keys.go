@@ -11,8 +11,13 @@ import (
 //go:embed ignored.txt
 var ignored string
 
+//go:embed fsdp_ignored.txt
+var fsdpIgnored string
+
 // keys are the keys of verl's configuration, with the defaults of verl 0.9.1. A section of unread keys is free.
-var keys = nested(strict.Merge(
+var keys = nested(strict.Merge(rule.Ignored(fsdpIgnored), flat))
+
+var flat = strict.Merge(
 	rule.Ignored(ignored),
 	rule.Anything.For("verl_ppo"), rule.Worded.For("model_engine config_name"),
 	rule.Measured.For("actor_rollout_ref.actor.entropy_coeff"),
@@ -86,7 +91,7 @@ var keys = nested(strict.Merge(
 		"algorithm.adv_estimator":                                    rule.Worded.Default("gae"),
 		"trainer.n_gpus_per_node":                                    rule.Counted.Default(8),
 		"data.train_batch_size":                                      rule.Counted.Default(1024),
-	}))
+	})
 
 // offloads are what FSDP of the trained model moves to the host.
 const offloads = `actor_rollout_ref.actor.fsdp_config.param_offload

@@ -80,7 +80,7 @@ func (r *reader) read() error {
 	r.Set("max_grad_norm", actor+"grad_clip", r.Number(actor+"grad_clip"))
 	r.Set("optim", actor+"optim.optimizer", "adamw_torch")
 	r.shard()
-	r.remarks()
+	remarks(r.Reader.Reader)
 	r.To.Freezes = &recipe.Freezes{Vision: r.Truth(actor + "freeze_vision_tower")}
 	if rank := r.Integer(model + "lora_rank"); rank > 0 {
 		return r.adapt()
@@ -91,10 +91,10 @@ func (r *reader) read() error {
 // engines refuses configurations with the defaults of another engine than FSDP: trainer/config/model_engine, and the
 // configurations beside ppo_trainer.yaml.
 func (r *reader) engines() error {
-	const hint = "give the arguments of Megatron-LM (--megatron) with --rollout, or plan it as it runs: " +
+	const hint = "with Megatron core give the command that starts verl; or plan it as it runs: " +
 		"plimsoll plan -- python -m verl.trainer.main_ppo"
 	if e := r.Word("model_engine"); e != "" && e != "dp" {
-		return r.Fault("model_engine", fmt.Sprintf("is %s: of verl only FSDP is planned yet", e), hint)
+		return r.Fault("model_engine", fmt.Sprintf("is %s: of verl FSDP and Megatron core are planned", e), hint)
 	}
 	for _, section := range strings.Fields("engine megatron veomni torchtitan") {
 		if recipe.On(r.Find(actor + section)) {
@@ -117,8 +117,8 @@ func (r *reader) refuse() error {
 		return err
 	}
 	if s := cmp.Or(r.Word(actor+"strategy"), "fsdp"); s != "fsdp" && s != "fsdp2" {
-		return r.Fault(actor+"strategy", fmt.Sprintf("is %s: of verl only FSDP is planned yet", s),
-			"give the arguments of Megatron-LM (--megatron) with --rollout")
+		return r.Fault(actor+"strategy", fmt.Sprintf("is %s: of verl FSDP and Megatron core are planned", s),
+			"with Megatron core give the command that starts verl")
 	}
 	if a := r.Word("algorithm.adv_estimator"); a == "gae" {
 		return r.Fault("algorithm.adv_estimator", "is gae: a critic is trained beside the actor, which is not planned "+
@@ -140,13 +140,13 @@ func (r *reader) refuse() error {
 		r.Unplanned("units are cut by their size", fsdp+"wrap_policy.min_num_params"),
 		r.Unplanned("gradients stay whole while they accumulate", fsdp+"use_no_sync_for_gradient_accumulation"),
 		r.Unplanned("it divides the engine in another way", engine+"disaggregation.enabled"),
-		r.Unplanned("the engine has GPUs of its own", engine+"nnodes"), r.colocated(),
+		r.Unplanned("the engine has GPUs of its own", engine+"nnodes"), colocated(r.Reader.Reader),
 		r.Unplanned("it changes what the passes hold", model+"enable_activation_offload "+actor+"qat.enable "+
 			fsdp+"qat.enable "+model+"mtp.enable "+model+"tiled_mlp.enabled"))
 }
 
 // colocated refuses trainings whose engine is not on the GPUs of the trained model.
-func (r *reader) colocated() error {
+func colocated(r *strict.Reader) error {
 	if v := r.Find("actor_rollout_ref.hybrid_engine"); v != nil && !recipe.On(v) {
 		return r.Fault("actor_rollout_ref.hybrid_engine", "is false: the engine has GPUs of its own, which is not "+
 			"planned yet", "set it to true")
@@ -160,7 +160,7 @@ func (r *reader) colocated() error {
 }
 
 // remarks notes keys that change memory in a way that the plan leaves out.
-func (r *reader) remarks() {
+func remarks(r *strict.Reader) {
 	for _, n := range [][2]string{
 		{actor + "use_prefix_grouper", "has passes share the prompt: they take less than the plan says"},
 		{engine + "layered_summon", "sends weights layer by layer: the exchange takes less than the plan says"},
@@ -254,13 +254,30 @@ func (r *reader) shard() {
 
 // rollout reads the engine, and what moves for it: update_weights in verl/workers/engine_workers.py.
 func (r *reader) rollout() error {
+	e, err := engineOf(r.Reader.Reader)
+	if err != nil {
+		return err
+	}
+	e.Backups.Parameters = r.Truth(fsdp + "param_offload")
+	e.Backups.Gradients = e.Backups.Parameters
+	e.Backups.Optimizer = r.Truth(fsdp + "optimizer_offload")
+	e.HostReference, e.ChunkedLogProbs = true, r.To.FusedLoss
+	if n := r.Integer(engine + "log_prob_micro_batch_size_per_gpu"); n > 0 && !r.Truth(actor+"use_dynamic_bsz") {
+		e.LogProbsBatch = n
+	}
+	r.To.Generation = &recipe.Generation{Engine: e, Reference: r.judges()}
+	return nil
+}
+
+// engineOf reads the engine.
+func engineOf(r *strict.Reader) (*rollout.Engine, error) {
 	name := r.Word(engine + "name")
 	if name != rollout.VLLM && name != rollout.SGLang {
-		return r.Fault(engine+"name", fmt.Sprintf("is %q, expected vllm or sglang", name), "")
+		return nil, r.Fault(engine+"name", fmt.Sprintf("is %q, expected vllm or sglang", name), "")
 	}
 	for _, key := range []string{"data_parallel_size", "expert_parallel_size", "pipeline_model_parallel_size"} {
 		if r.Integer(engine+key) > 1 {
-			return r.Fault(engine+key, "divides the engine in a way that is not planned yet", "set it to 1")
+			return nil, r.Fault(engine+key, "divides the engine in a way that is not planned yet", "set it to 1")
 		}
 	}
 	e := rollout.New(name)
@@ -278,16 +295,8 @@ func (r *reader) rollout() error {
 		bucket = engine + "update_weights_bucket_megabytes"
 	}
 	e.Sync = ledger.Bytes(r.Integer(bucket)) << 20
-	e.Backups.Parameters = r.Truth(fsdp + "param_offload")
-	e.Backups.Gradients = e.Backups.Parameters
-	e.Backups.Optimizer = r.Truth(fsdp + "optimizer_offload")
-	e.HostReference, e.ChunkedLogProbs = true, r.To.FusedLoss
 	e.RayThreshold = rollout.RayUsualThreshold
-	if n := r.Integer(engine + "log_prob_micro_batch_size_per_gpu"); n > 0 && !r.Truth(actor+"use_dynamic_bsz") {
-		e.LogProbsBatch = n
-	}
-	r.To.Generation = &recipe.Generation{Engine: &e, Reference: r.judges()}
-	return nil
+	return &e, nil
 }
 
 // judges reports whether a frozen model judges the answers.

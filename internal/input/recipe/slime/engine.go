@@ -1,0 +1,91 @@
+package slime
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/rule"
+	"plimsoll/internal/input/recipe/strict"
+	"plimsoll/internal/input/rollout"
+)
+
+// engine reads SGLang, and what moves for it: args of slime_validate_args in utils/arguments.py, and actor.py. Without
+// an engine the trainer is given its samples.
+func (r *reader) engine() error {
+	if r.Truth("debug_train_only") || r.Gives("load_debug_rollout_data") {
+		return nil
+	}
+	e := rollout.New(rollout.SGLang)
+	e.Fraction = r.Number("sglang_mem_fraction_static")
+	pipeline := max(1, r.Integer("sglang_pp_size"), r.Integer("sglang_pipeline_parallel_size"))
+	if pipeline > 1 {
+		return r.Fault("sglang_pp_size", "divides the layers of the engine, which is not planned yet", "set it to 1")
+	}
+	e.Tensor = r.Integer("rollout_num_gpus_per_engine")
+	if n := r.Integer("sglang_chunked_prefill_size"); n > 0 {
+		e.BatchTokens = n
+	}
+	if n := r.Integer("sglang_max_running_requests"); n > 0 {
+		e.Sequences = n
+	}
+	e.Longest, e.Graphs = r.Integer("sglang_context_length"), !r.Truth("sglang_disable_cuda_graph")
+	if strings.HasPrefix(r.Word("sglang_kv_cache_dtype"), "fp8") {
+		if _, err := rollout.Parse("kv=fp8", &e); err == nil {
+			e.CacheType = fp8
+		}
+	}
+	e.Sync = ledger.Bytes(r.Integer("update_weight_buffer_size"))
+	e.RayThreshold = rollout.RayUsualThreshold
+	r.policy.Engine = &e
+	return r.places(&e)
+}
+
+// places says whether the engine and the trainer share GPUs, and what leaves them.
+func (r *reader) places(e *rollout.Engine) error {
+	shares := r.Truth("colocate")
+	e.Server = !shares
+	offloads := func(key string) bool {
+		switch {
+		case r.Truth("offload"):
+			return true
+		case r.Gives(key):
+			return r.Truth(key)
+		}
+		return shares
+	}
+	if actors := r.Integer("actor_num_nodes") * r.Integer("actor_num_gpus_per_node"); shares &&
+		r.Gives("rollout_num_gpus") && r.Integer("rollout_num_gpus") != actors {
+		r.Note("rollout_num_gpus", fmt.Sprintf("is not %d, the GPUs that train: the plan is of a GPU that has both",
+			actors))
+	}
+	if !shares && r.Gives("rollout_num_gpus") {
+		r.Note("rollout_num_gpus", "has GPUs for SGLang beside those that train: the plan is of those that train")
+	}
+	if offloads("offload_rollout") {
+		e.Sleep = 2
+	}
+	if !offloads("offload_train") {
+		return nil
+	}
+	// All of the trainer leaves. Buffers of parameters and gradients have no copy: TensorBackuper has the parameters.
+	e.Backups = rollout.Backups{Parameters: true, Gradients: true, Optimizer: true}
+	e.Dropped = rollout.Backups{Parameters: true, Gradients: true}
+	if !shares {
+		e.Backups, e.Dropped = rollout.Backups{}, rollout.Backups{}
+		r.Note("offload_train", "is on, and SGLang has GPUs of its own: the trainer's peak is that of its own passes")
+	}
+	return nil
+}
+
+// ofSGLang reads an argument of SGLang that no key has.
+func (r *reader) ofSGLang(m strict.Member) {
+	if slices.Contains(strings.Fields(rule.Uncommented(engineIgnored)), m.Name) ||
+		strings.HasPrefix(m.Name, "router_") || strings.HasPrefix(m.Name, "sglang_router_") {
+		return
+	}
+	r.Notes = append(r.Notes, recipe.Note{Where: r.Position(m.At), What: "--" + dashed(m.Name) +
+		" is SGLang's: planned as without it, and it may change how the engine divides its share of the GPU"})
+}
