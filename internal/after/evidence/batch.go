@@ -252,9 +252,10 @@ var batchPatterns = []pattern{
 	},
 	{ // earlyoom: kill.c
 		name:       "earlyoom killed",
-		literals:   []string{"sending SIGTERM to process", "sending SIGKILL to process"},
-		expression: `sending (?P<sig>SIGTERM|SIGKILL) to process (?P<what>(?P<pid>\d+) uid \d+ "[^"]*")`,
-		kind:       SystemdLog, fact: batchKill("earlyoom"),
+		literals: []string{"sending SIGTERM to process", "sending SIGKILL to process", "with signal "},
+		expression: `(?:sending (?P<sig>SIGTERM|SIGKILL) to|killing) process (?P<what>(?P<pid>\d+) (?:uid \d+ )?"[^"]*")` +
+			`(?: with signal \d+: badness|: )`,
+		kind: SystemdLog, fact: batchKill("earlyoom"),
 	},
 	{ // OOM killers of user space in any words: Talos, nohang, oomd of others
 		name:     "user space: killed for memory",

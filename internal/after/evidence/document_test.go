@@ -105,7 +105,7 @@ items:
   "global_step": 500,
   "log_history": [{"loss": 1.0, "step": 500}]
 }
-`, facts: `3 Progress{Phase: Step:500 Of:0 Begins:false Bar:false}
+`, facts: `3 Progress{Phase: Step:500 Of:0 Begins:false Bar:false Epoch:false Metrics:false}
 `},
 	{name: "exit code", kind: ExitCode, text: "137\n",
 		facts: "1 ProcessEnded{By:shell Rank:-1 LocalRank:-1 PID:0 ExitCode:137 Signal:0 Victim:false First:false}\n"},

@@ -179,6 +179,8 @@ type (
 		Of     int64            // the last step; 0 if the line does not tell
 		Begins bool             // a trainer says so before its first step
 		Bar    bool             // it is a bar, which a program writes again until the last step
+		// Epoch is set if Step counts epochs, and Metrics if the line has metrics of a step and not its number.
+		Epoch, Metrics bool
 	}
 )
 

@@ -201,10 +201,10 @@ var launcherPatterns = []pattern{
 			return Exception{Type: "memory access fault by GPU", Message: m.get("what")}
 		},
 	},
-	{ // deepspeed/launcher/launch.py
+	{ // deepspeed/launcher/launch.py: the command is that of the last rank of the node, whichever one has ended
 		name:       "DeepSpeed: a rank ended",
 		literals:   []string{"exits with return code ="},
-		expression: `(?:--local_rank=(?P<lr>\d+).*)?exits with return code = (?P<code>-?\d+)`,
+		expression: `exits with return code = (?P<code>-?\d+)`,
 		kind:       TrainerLog, fact: ended("DeepSpeed"),
 	},
 	{ // deepspeed/launcher/launch.py: all ranks, with the one that has ended
@@ -375,7 +375,7 @@ var launcherPatterns = []pattern{
 		expression: `(?i:\b(?:exit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _]?(?:code|status)|` +
 			`exited(?: with)?|non-zero status|` +
 			`return ?code|(?P<rc>rc))(?: is| was)?[ =:(]*(?P<code>-?\d{1,3})(?:['".,;:)\]}]|\s*$|\s+(?:ago|at|` +
-			`after|on|from|\(|-)))`,
+			`after|on|from|in|during|while|completed|\(|-)))`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			if m.get("rc") != "" && m.get("code") == "-1" { // what a function returns, and no process

@@ -184,6 +184,10 @@ func (f TrainedParameters) Says() string {
 // Says says it.
 func (f Progress) Says() string {
 	switch {
+	case f.Metrics:
+		return "training goes on: the line has metrics of a step"
+	case f.Epoch:
+		return fmt.Sprintf("training is at epoch %d", f.Step)
 	case f.Phase == "":
 		return fmt.Sprintf("training is at step %d", f.Step)
 	case f.Step < 0:

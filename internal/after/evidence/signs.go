@@ -120,8 +120,9 @@ var signPatterns = []pattern{
 	},
 	{ // levels of loggers
 		name:       "sign of an error",
-		literals:   []string{"ERROR", "CRITICAL", "Error", "error:", "failed", "Failed", "FAILED"},
-		expression: `\b(?:ERROR|CRITICAL)\b|^(?:\w+: )?(?:[Ee]rror|fatal): |\bfailed (?:to|with)\b|^Failed\b`,
+		literals: []string{"ERROR", "CRITICAL", "Error", "error:", "failed", "Failed", "FAILED", "nsuccessful"},
+		expression: `\b(?:ERROR|CRITICAL)\b|^(?:\w+: )?(?:[Ee]rror|fatal): |\bfailed (?:to|with)\b|^Failed\b|` +
+			`\b[Uu]nsuccessful\b`,
 		kind:       Unknown, fact: signOf(faintReach),
 	},
 }
@@ -161,7 +162,7 @@ var (
 		`warning|warn|deprecated|no errors?|0 errors?|error(?:s|_rate| rate)?[:= ]+(?:0|[\d.]*\.\d+)\b|` +
 		`without errors?|errors=|` +
 		`ignor(?:e|ed|ing)|skip(?:ped|ping)|retry(?:ing)?|fall(?:ing)? ?back|no allocation|never|` +
-		`not found, using|optional)\b`)
+		`not found, using|optional|SIG(?:TERM|KILL) when)\b`)
 )
 
 // overcome are words of a line, wherever they stand, after which the program goes on.
@@ -361,16 +362,21 @@ var exceptionPatterns = []pattern{
 	{ // c10/cuda/CUDAException.cpp and its kin for other devices; Metal
 		name: "error of a device",
 		literals: []string{"CUDA error: ", "HIP error: ", "XPU error: ", "MUSA error: ", "NPU error: ",
-			"Command buffer execution failed: "},
+			"Command buffer execution failed: ", "DEVICE_LOST"},
 		expression: `\b(?P<by>CUDA|HIP|XPU|MUSA|NPU) error: (?P<what>(?:an? )?[a-zA-Z][\w' -]{4,80})|` +
-			`(?P<metal>\[METAL\]) Command buffer execution failed: (?P<why>[A-Z][\w ]{4,80})`,
+			`(?P<metal>\[METAL\]) Command buffer execution failed: (?P<why>[A-Z][\w ]{4,80})|` +
+			`\b(?P<lost>(?:[A-Z0-9]+_)+DEVICE_LOST)\b`,
 		kind: TrainerLog, picky: true,
 		fact: func(m *match) Fact {
-			what := m.get("what") + m.get("why")
+			what := m.get("what") + m.get("why") + m.get("lost")
+			if t := m.stream; strings.HasPrefix(what, "invalid argument") && t != nil && t.trace != nil && t.trace.pinned {
+				return LockFailed{By: "cudaHostRegister"}
+			}
 			if lackText.MatchString(m.whole) || supposes.MatchString(m.whole) || internalError.MatchString(what) {
 				return nil
 			}
-			return Exception{Type: strings.Trim(m.get("by")+m.get("metal"), "[]") + " error", Message: what}
+			by := cmp.Or(strings.Trim(m.get("by")+m.get("metal"), "[]"), "device")
+			return Exception{Type: by + " error", Message: what}
 		},
 	},
 	{ // libc++abi, libstdc++, and loggers that show what an exception says

@@ -152,7 +152,7 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 	case c.lines > longestTrace:
 		s.trace = nil
 	case strings.HasPrefix(t.string, " "), strings.HasPrefix(t.string, "\t"), t.string == "",
-		strings.HasPrefix(t.string, "│"), // a box of Rich
+		strings.HasPrefix(t.string, "│"), strings.HasPrefix(t.string, "╰"), // a box of Rich
 		notebookFrame.MatchString(t.string):
 		c.see(t, r.callOf(t.string))
 	default:

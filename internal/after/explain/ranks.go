@@ -354,11 +354,15 @@ func (s *scene) setRecoveriesAside() {
 		file string
 		rank int
 	}
+	type counter struct {
+		stream
+		epochs bool
+	}
 	advances := make([]bool, len(s.findings)) // the step is higher than all before
-	last := map[stream]int64{}
+	last := map[counter]int64{}
 	for i, f := range s.findings {
 		if p, ok := f.Fact.(evidence.Progress); ok && p.Step >= 0 {
-			key := stream{f.File, f.Rank}
+			key := counter{stream{f.File, f.Rank}, p.Epoch}
 			highest, known := last[key]
 			advances[i] = !known || p.Step > highest
 			last[key] = max(highest, p.Step)
@@ -383,7 +387,7 @@ func (s *scene) setRecoveriesAside() {
 			restarted[f.File] = restarted[f.File] || failed[f.File]
 		case evidence.Progress:
 			restarted[f.File] = restarted[f.File] || failed[f.File] && fact.Begins
-			if advances[i] {
+			if advances[i] || fact.Metrics {
 				later[key]++
 			}
 		case evidence.ProcessEnded:
