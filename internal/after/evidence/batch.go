@@ -251,7 +251,7 @@ var batchPatterns = []pattern{
 		kind: SystemdLog, fact: batchKill("systemd-oomd"),
 	},
 	{ // earlyoom: kill.c
-		name:       "earlyoom killed",
+		name:     "earlyoom killed",
 		literals: []string{"sending SIGTERM to process", "sending SIGKILL to process", "with signal "},
 		expression: `(?:sending (?P<sig>SIGTERM|SIGKILL) to|killing) process (?P<what>(?P<pid>\d+) (?:uid \d+ )?"[^"]*")` +
 			`(?: with signal \d+: badness|: )`,

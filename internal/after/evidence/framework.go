@@ -326,6 +326,24 @@ var progressPatterns = []pattern{
 			`xfailed|xpassed|warnings?))* in [\d.]+s|^ok  \t\S+\t`,
 		kind: TrainerLog, fact: func(m *match) Fact { return ended("the trainer")(m) },
 	},
+	{ // mlperf_logging/mllog/constants.py: a run, as MLPerf's rules log it
+		name:       "MLPerf: a run begins",
+		literals:   []string{"::MLLOG"},
+		expression: `::MLLOG .*"key": ?"init_start"`,
+		kind:       TrainerLog, fact: func(*match) Fact { return Started{What: "a run of MLPerf"} },
+	},
+	{
+		name:       "MLPerf: a run ended well",
+		literals:   []string{"::MLLOG"},
+		expression: `::MLLOG .*"key": ?"run_stop".*"status": ?"success"`,
+		kind:       TrainerLog, fact: func(m *match) Fact { return ended("the trainer")(m) },
+	},
+	{
+		name:       "MLPerf: progress",
+		literals:   []string{"::MLLOG"},
+		expression: `::MLLOG .*"(?:samples_count|step_num|epoch_num)": ?(?P<step>\d+)`,
+		kind:       TrainerLog, fact: step,
+	},
 	{ // transformers/trainer.py, Lightning, fairseq, and scripts of one's own
 		name: "training ended well",
 		literals: []string{"'train_runtime':", "` reached.", "raining complete", "raining finished",

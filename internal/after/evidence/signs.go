@@ -119,23 +119,29 @@ var signPatterns = []pattern{
 		},
 	},
 	{ // levels of loggers
-		name:       "sign of an error",
+		name:     "sign of an error",
 		literals: []string{"ERROR", "CRITICAL", "Error", "error:", "failed", "Failed", "FAILED", "nsuccessful"},
 		expression: `\b(?:ERROR|CRITICAL)\b|^(?:\w+: )?(?:[Ee]rror|fatal): |\bfailed (?:to|with)\b|^Failed\b|` +
 			`\b[Uu]nsuccessful\b`,
-		kind:       Unknown, fact: signOf(faintReach),
+		kind: Unknown, fact: signOf(faintReach),
 	},
 }
 
 func signOf(reach int) func(*match) Fact {
 	return func(m *match) Fact {
-		if supposes.MatchString(m.sentence()) || overcome.MatchString(m.whole) {
+		if supposes.MatchString(m.sentence()) || overcome.MatchString(m.whole) || m.isVariable() {
 			return nil
 		}
 		found := m.whole[m.indices[0]:m.indices[1]]
 		return Sign{What: found[:min(len(found), 80)], Faint: reach == faintReach, Reach: reach,
 			Memory: lackText.MatchString(m.whole) && isError(m.whole)}
 	}
+}
+
+// isVariable reports whether a match is the name of a variable of the environment, such as HYDRA_FULL_ERROR.
+func (m *match) isVariable() bool {
+	before, after := m.whole[:m.indices[0]], m.whole[m.indices[1]:]
+	return strings.HasPrefix(after, "=") || strings.HasSuffix(before, "variable ") || strings.HasSuffix(before, "--env=")
 }
 
 // shortLine is the length of a line that has no room for advice.

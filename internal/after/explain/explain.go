@@ -20,7 +20,7 @@ func Explain(in Inputs) *Explanation {
 	switch {
 	case len(claims) > 0:
 		s.conclude(e, claims)
-	case len(s.victims) > 0 || s.peersOnly() != nil:
+	case (len(s.victims) > 0 || s.peersOnly() != nil) && !s.partedWell():
 		s.concludeVictims(e)
 	case len(s.unexplained()) > 0:
 		s.concludeUnexplained(e, s.unexplained())

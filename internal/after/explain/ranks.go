@@ -372,6 +372,8 @@ func (s *scene) setRecoveriesAside() {
 	masked := map[stream]bool{} // the end may be that of another program than the one that failed
 	handled := map[stream]int{} // the line that says that the error before was dealt with
 	failed := map[string]bool{} // a later line of the file is the end of a program, or a step of it
+	// A later line says that a trainer has ended well, and another one before it that this trainer has begun.
+	closed, begun := map[string]bool{}, map[string]bool{}
 	recovered, completed := make([]bool, len(s.findings)), s.index.completed["Slurm"]
 	for i, f := range slices.Backward(s.findings) {
 		key := stream{f.File, f.Rank}
@@ -380,18 +382,22 @@ func (s *scene) setRecoveriesAside() {
 			handled[key] > 0 && handled[key]-f.Number <= handledDistance && mannerOf(f.Fact) <= raised ||
 			s.mayRecover(f) && (ended && how == unended && !(f.Left <= lastWords && masked[key]) ||
 				!ended && later[key] >= enoughSteps(f.Fact)) ||
+			begun[f.File] && mannerOf(f.Fact) == exited ||
 			completed && s.index.kinds[f.File] == evidence.TrainerLog && isSlurmWarning(f.Fact)
 		failed[f.File] = failed[f.File] || !recovered[i] && mannerOf(f.Fact) < taken
 		switch fact := f.Fact.(type) {
 		case evidence.Started:
 			restarted[f.File] = restarted[f.File] || failed[f.File]
+			begun[f.File] = begun[f.File] || closed[f.File]
 		case evidence.Progress:
 			restarted[f.File] = restarted[f.File] || failed[f.File] && fact.Begins
+			begun[f.File] = begun[f.File] || closed[f.File] && fact.Begins
 			if advances[i] || fact.Metrics {
 				later[key]++
 			}
 		case evidence.ProcessEnded:
 			end[key] = mannerOfProcess(fact)
+			closed[f.File] = closed[f.File] || fact.By == trainer && end[key] == unended
 			// The exit code of a pipe or of a script is that of its last program.
 			masked[key] = fact.By == recorder && later[key] == 0
 		case evidence.Restarted:
