@@ -220,6 +220,34 @@ var launcherPatterns = []pattern{
 		kind:       TrainerLog,
 		fact:       func(m *match) Fact { return BatchEnd{By: "DeepSpeed", Reason: "signal " + m.get("sig")} },
 	},
+	{ // vllm/v1/engine/core.py
+		name:       "vLLM was ended",
+		literals:   []string{"trigger received signal="},
+		expression: `\[shutdown\] \w+: trigger received signal=(?P<sig>SIG\w+)`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return BatchEnd{By: "vLLM", Reason: "signal " + m.get("sig")} },
+	},
+	{ // sglang/srt/managers/tokenizer_manager.py
+		name:       "SGLang was ended",
+		literals:   []string{"SIGTERM received."},
+		expression: `^SIGTERM received\. .*Draining requests and shutting down`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return BatchEnd{By: "SGLang", Reason: "signal SIGTERM"} },
+	},
+	{ // git/exc.py of GitPython, which Weights & Biases catches: a command that is not the job's
+		name:       "GitPython: a command failed",
+		literals:   []string{"Cmd('git') failed due to"},
+		expression: `Cmd\('git'\) failed due to: exit code\(\d+\)`,
+		kind:       TrainerLog, fact: func(*match) Fact { return nil },
+	},
+	{ // CPython: Lib/argparse.py
+		name:     "argparse: a wrong argument",
+		literals: []string{": error: "},
+		expression: `^\S+: error: (?P<what>(?:argument|unrecognized arguments|ambiguous option|` +
+			`the following arguments are required|one of the arguments)\b.*)`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact { return Exception{Type: "argparse.ArgumentError", Message: m.get("what")} },
+	},
 	{ // vllm/v1/utils.py, vllm/v1/engine/utils.py, sglang: a parent's word on a process that it had started
 		name:       "engine process ended",
 		literals:   []string{"Failed core proc(s)"},

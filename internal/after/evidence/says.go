@@ -234,7 +234,12 @@ func (f EngineSlept) Says() string {
 }
 
 // Says says it.
-func (f BatchEnd) Says() string { return f.By + " ended the job: " + f.Reason }
+func (f BatchEnd) Says() string {
+	if strings.HasPrefix(f.Reason, "signal ") {
+		return f.By + " was asked to end, by " + f.Reason
+	}
+	return f.By + " ended the job: " + f.Reason
+}
 
 // Says says it.
 func (f Restarted) Says() string { return f.By + " starts the ranks again" }

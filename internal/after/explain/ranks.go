@@ -110,7 +110,10 @@ func mannerOfProcess(f evidence.ProcessEnded) manner {
 var consequences = []string{"ChildFailedError", "CalledProcessError", "SystemExit", "KeyboardInterrupt",
 	"SignalException", "ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError",
 	"DistBackendError", "DistNetworkError", "DistStoreError", "ActorDiedError", "RayActorError",
-	"ActorUnavailableError", "WorkerCrashedError", "NodeDiedError", "ProcessExitedException"}
+	"ActorUnavailableError", "WorkerCrashedError", "NodeDiedError", "ProcessExitedException", "EngineDeadError"}
+
+// rootAbove is what an exception says that only repeats that another process has failed.
+var rootAbove = lazyregexp.New(`(?i)\bsee (?:the )?(?:root cause|stack trace) \(?above\b`)
 
 // peerGone is what an exception of C++ says that follows from the end of another process.
 var peerGone = lazyregexp.New(`(?i)connection (?:reset|refused|closed)|broken pipe|\bpeer\b|timed out|timeout`)
@@ -123,7 +126,7 @@ func isConsequence(e evidence.Exception) bool {
 	if name == "DistNetworkError" && strings.Contains(e.Message, "failed to listen") {
 		return false // no peer takes part in that
 	}
-	return slices.Contains(consequences, name)
+	return slices.Contains(consequences, name) || rootAbove.MatchString(e.Message)
 }
 
 // order finds the ends of the ranks, and which was first.

@@ -432,7 +432,12 @@ func faultText(f evidence.ProcessEnded) string {
 	return fmt.Sprintf("crashed by signal %d (%s): a fault of native code", f.Signal, evidence.SignalName(f.Signal))
 }
 
-func endText(f evidence.BatchEnd) string { return fmt.Sprintf("was ended by %s: %s", f.By, f.Reason) }
+func endText(f evidence.BatchEnd) string {
+	if strings.HasPrefix(f.Reason, "signal ") { // somebody else has sent it
+		return fmt.Sprintf("was asked to end: %s got %s", f.By, f.Reason)
+	}
+	return fmt.Sprintf("was ended by %s: %s", f.By, f.Reason)
+}
 
 func inSharedMemory(path string) bool { return strings.HasPrefix(path, "/dev/shm") }
 
