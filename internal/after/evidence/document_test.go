@@ -51,7 +51,7 @@ items:
   kind: Event
   reason: OOMKilling
   involvedObject: {name: trainer-0}
-`, facts: `8 BatchEnd{By:Kubernetes Reason:evicted: the node was low on memory}
+`, facts: `8 BatchEnd{By:Kubernetes Reason:evicted: the node was low on memory Orderly:false}
 11 BatchKill{By:Kubernetes What:trainer-0 PID:0 Count:0 Limit:unknown Used:unknown}
 `},
 	{name: "docker inspect", kind: Docker, text: `[
@@ -133,7 +133,7 @@ items:
 	{name: "a pod that its node rejected", kind: Kubernetes,
 		text: "apiVersion: v1\nkind: Pod\nstatus:\n  reason: Evicted\n" +
 			"  message: 'Pod was rejected: The node had condition: [MemoryPressure]. '\n",
-		facts: "5 BatchEnd{By:Kubernetes Reason:evicted: the node was low on memory}\n"},
+		facts: "5 BatchEnd{By:Kubernetes Reason:evicted: the node was low on memory Orderly:false}\n"},
 	{name: "a status of another system", text: "status:\n  Statuses: fine\n  reason: Evicted\n"},
 	{name: "a poem", text: "Roses are red,\nviolets are blue.\n"},
 	{name: "a document of JSON", text: `{"roses": "red"}`},

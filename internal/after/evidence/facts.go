@@ -225,6 +225,8 @@ type (
 	// BatchEnd is an end that a batch system wanted: a time limit, preemption, a cancellation.
 	BatchEnd struct {
 		By, Reason string // "time limit", "preempted", "cancelled", "node failure", "evicted"
+		// Orderly is set for a server that ends whenever it is asked to. That alone is no failure.
+		Orderly bool
 	}
 )
 

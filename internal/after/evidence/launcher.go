@@ -225,14 +225,14 @@ var launcherPatterns = []pattern{
 		literals:   []string{"trigger received signal="},
 		expression: `\[shutdown\] \w+: trigger received signal=(?P<sig>SIG\w+)`,
 		kind:       TrainerLog,
-		fact:       func(m *match) Fact { return BatchEnd{By: "vLLM", Reason: "signal " + m.get("sig")} },
+		fact:       func(m *match) Fact { return BatchEnd{By: "vLLM", Reason: "signal " + m.get("sig"), Orderly: true} },
 	},
 	{ // sglang/srt/managers/tokenizer_manager.py
 		name:       "SGLang was ended",
 		literals:   []string{"SIGTERM received."},
 		expression: `^SIGTERM received\. .*Draining requests and shutting down`,
 		kind:       TrainerLog,
-		fact:       func(*match) Fact { return BatchEnd{By: "SGLang", Reason: "signal SIGTERM"} },
+		fact:       func(*match) Fact { return BatchEnd{By: "SGLang", Reason: "signal SIGTERM", Orderly: true} },
 	},
 	{ // git/exc.py of GitPython, which Weights & Biases catches: a command that is not the job's
 		name:       "GitPython: a command failed",

@@ -387,7 +387,8 @@ func (s *scene) testimony() []evidence.Finding {
 			crash := w != nil && w.how == crashed && reasonHas(fact, "cancel")
 			// Kubernetes tries again to pull an image, and starts a container again.
 			overcome := reasonHas(fact, "image", "probe") && s.index.completed[fact.By]
-			if !s.killedForMemory() && !crash && !overcome {
+			orderly := fact.Orderly && w == nil && s.peersOnly() == nil
+			if !s.killedForMemory() && !crash && !overcome && !orderly {
 				found = append(found, f)
 			}
 		case oomCounts:
