@@ -406,8 +406,8 @@ var launcherPatterns = []pattern{
 			`after|on|from|in|during|while|completed|\(|-)))`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
-			if m.get("rc") != "" && m.get("code") == "-1" { // what a function returns, and no process
-				return nil
+			if m.get("rc") != "" && strings.HasPrefix(m.get("code"), "-") && m.get("code") != "-9" {
+				return nil // what a function returns, and no process
 			}
 			return ended("shell")(m)
 		},

@@ -299,7 +299,7 @@ func (r *reader) sign(t *text, m *match) {
 	if fact == nil {
 		return
 	}
-	if (t.kernel || t.uptime > 0) && m.pattern.name != codeSign {
+	if t.ofKernel() && (m.pattern.name != codeSign || !ofGPU.MatchString(t.string)) {
 		return // the kernel speaks of errors that are none of the job
 	}
 	h := &r.signs
@@ -312,6 +312,9 @@ func (r *reader) sign(t *text, m *match) {
 		Time: t.when(), Uptime: t.uptime, Fact: fact})
 	h.steps = append(h.steps, h.step)
 }
+
+// ofGPU are words of the kernel's drivers of GPUs, and of memory that is broken.
+var ofGPU = lazyregexp.New(`(?i)\bnvrm\b|\bxid\b|nvidia|amdgpu|habana|\bxe\b|i915|neuron|\becc\b|machine check`)
 
 // drop forgets signs after which the program went on.
 func (h *heldSigns) drop(line int) {

@@ -172,6 +172,9 @@ func (s *scene) deaths() []*death {
 		if s.killedByKernel(f.Fact) {
 			how = killed // before its launcher asked it to end
 		}
+		if how == exited && (f.Uptime > 0 || s.index.kinds[f.File] == evidence.KernelLog) {
+			continue // of a service of the host
+		}
 		if how == unended {
 			continue
 		}
