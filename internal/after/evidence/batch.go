@@ -23,9 +23,9 @@ var batchPatterns = []pattern{
 	},
 	{ // Slurm, older
 		name:     "Slurm: cgroup out-of-memory handler",
-		literals: []string{"by the cgroup out-of-memory handler", "memory limit at some point"},
+		literals: []string{"by the cgroup out-of-memory handler", "Exceeded step memory limit", "Exceeded job memory limit"},
 		expression: `(?:Some of your processes may have been killed by the cgroup out-of-memory handler|` +
-			`Exceeded (?:step|job) memory limit at some point)`,
+			`Exceeded (?:step|job) memory limit\b)`,
 		kind: TrainerLog, fact: batchKill("Slurm"),
 	},
 	{ // Slurm: src/slurmd/slurmstepd, JobAcctGatherParams=OverMemoryKill

@@ -182,6 +182,7 @@ var hostPatterns = []pattern{
 		literals: []string{"Resource temporarily unavailable"},
 		expression: `(?:(?:fork|[Tt]hread|clone|pthread_create)[^:]*: (?:retry: )?(?:Resource temporarily unavailable)|` +
 			`Resource temporarily unavailable \[system:11\]|what\(\): +Resource temporarily unavailable|` +
+			`RuntimeError: Resource temporarily unavailable$|` +
 			`BlockingIOError: \[Errno 11\] Resource temporarily unavailable)`,
 		kind: TrainerLog,
 		fact: func(*match) Fact { return TooManyProcesses{By: "fork"} },

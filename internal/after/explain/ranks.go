@@ -65,6 +65,9 @@ func mannerOf(fact evidence.Fact) manner {
 	case evidence.WorkerEnded:
 		return mannerOfWorker(f.Signal)
 	case evidence.Exception:
+		if f.Type == "SystemExit" && f.Message == "0" { // an exit that succeeds
+			return unended
+		}
 		if isConsequence(f) {
 			return taken
 		}
