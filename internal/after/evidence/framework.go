@@ -229,6 +229,9 @@ var frameworkPatterns = []pattern{
 // desired is how much of a GPU vLLM wants to have for itself.
 var desired = lazyregexp.New(`utilization \([\d.]+, ([\d.]+) GiB\)`)
 
+// lossValue is a loss and its number: errors speak of losses, too.
+const lossValue = `loss(?:_\w*)?\W{0,4}(?:\w+\W{1,4})?(?:\d|nan\b)`
+
 // modelPatterns are what trainers say of the model.
 var modelPatterns = []pattern{
 	{ // transformers/trainer.py, peft/peft_model.py
@@ -266,14 +269,14 @@ var progressPatterns = []pattern{
 		name:     "step and loss",
 		literals: []string{"loss", "Loss"},
 		expression: `(?i:\b(?:global_?)?(?:step|iter|iteration)[ :=\[(]+(?P<step>\d+)(?: ?/ ?(?P<of>\d+))?\b` +
-			`.*loss(?:\b|_))`,
+			`.*` + lossValue + `)`,
 		kind: TrainerLog, fact: step,
 	},
 	{ // scripts of one's own, mmengine/hooks/logger_hook.py, ppocr/tools/program.py
 		name:     "epoch and loss",
 		literals: []string{"loss", "Loss"},
 		expression: `(?i:^\W*(?:\w+ )?epochs?[ :=#\[(]+(?:train\)[ \[]+)?(?P<step>\d+)(?: ?/ ?(?P<of>\d+))?\b` +
-			`.*loss(?:\b|_))`,
+			`.*` + lossValue + `)`,
 		kind: TrainerLog, fact: func(m *match) Fact { return Progress{Step: int64(m.integer("step", -1)), Epoch: true} },
 	},
 	{ // ultralytics/engine/trainer.py: a row of its table

@@ -148,10 +148,10 @@ var launcherPatterns = []pattern{
 			r.emit(m, Restarted{By: "plimsoll"})
 		},
 	},
-	{ // torch/distributed/elastic/multiprocessing/api.py
+	{ // torch/distributed/elastic/multiprocessing/api.py, and agent/server/api.py, which says it first
 		name:       "torchrun was ended",
-		literals:   []string{"got signal: "},
-		expression: `SignalException: Process (?P<pid>\d+) got signal: (?P<sig>\d+)`,
+		literals:   []string{"got signal: ", " death signal, shutting down"},
+		expression: `(?:SignalException: Process \d+ got signal: |\bReceived )(?P<sig>\d+)(?: death signal, shutting down|\s|$)`,
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
 			return BatchEnd{By: "torchrun", Reason: "signal " + m.get("sig")}
