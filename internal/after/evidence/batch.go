@@ -23,7 +23,7 @@ var batchPatterns = []pattern{
 	},
 	{ // Slurm, older
 		name:     "Slurm: cgroup out-of-memory handler",
-		literals: []string{"by the cgroup out-of-memory handler", "Exceeded step memory limit", "Exceeded job memory limit"},
+		literals: []string{"by the cgroup out-of-memory handler", "Exceeded step memory", "Exceeded job memory"},
 		expression: `(?:Some of your processes may have been killed by the cgroup out-of-memory handler|` +
 			`Exceeded (?:step|job) memory limit\b)`,
 		kind: TrainerLog, fact: batchKill("Slurm"),

@@ -277,7 +277,8 @@ var progressPatterns = []pattern{
 		literals: []string{"loss", "Loss"},
 		expression: `(?i:^\W*(?:\w+ )?epochs?[ :=#\[(]+(?:train\)[ \[]+)?(?P<step>\d+)(?: ?/ ?(?P<of>\d+))?\b` +
 			`.*` + lossValue + `)`,
-		kind: TrainerLog, fact: func(m *match) Fact { return Progress{Step: int64(m.integer("step", -1)), Epoch: true} },
+		kind: TrainerLog,
+		fact: func(m *match) Fact { return Progress{Step: int64(m.integer("step", -1)), Epoch: true} },
 	},
 	{ // ultralytics/engine/trainer.py: a row of its table
 		name:       "Ultralytics: epoch",

@@ -225,7 +225,9 @@ var launcherPatterns = []pattern{
 		literals:   []string{"trigger received signal="},
 		expression: `\[shutdown\] \w+: trigger received signal=(?P<sig>SIG\w+)`,
 		kind:       TrainerLog,
-		fact:       func(m *match) Fact { return BatchEnd{By: "vLLM", Reason: "signal " + m.get("sig"), Orderly: true} },
+		fact: func(m *match) Fact {
+			return BatchEnd{By: "vLLM", Reason: "signal " + m.get("sig"), Orderly: true}
+		},
 	},
 	{ // sglang/srt/managers/tokenizer_manager.py
 		name:       "SGLang was ended",

@@ -141,7 +141,8 @@ func signOf(reach int) func(*match) Fact {
 // isVariable reports whether a match is the name of a variable of the environment, such as HYDRA_FULL_ERROR.
 func (m *match) isVariable() bool {
 	before, after := m.whole[:m.indices[0]], m.whole[m.indices[1]:]
-	return strings.HasPrefix(after, "=") || strings.HasSuffix(before, "variable ") || strings.HasSuffix(before, "--env=")
+	return strings.HasPrefix(after, "=") || strings.HasSuffix(before, "variable ") ||
+		strings.HasSuffix(before, "--env=")
 }
 
 // shortLine is the length of a line that has no room for advice.
@@ -378,7 +379,8 @@ var exceptionPatterns = []pattern{
 		kind: TrainerLog, picky: true,
 		fact: func(m *match) Fact {
 			what := m.get("what") + m.get("why") + m.get("lost")
-			if t := m.stream; strings.HasPrefix(what, "invalid argument") && t != nil && t.trace != nil && t.trace.pinned {
+			wrong := strings.HasPrefix(what, "invalid argument")
+			if t := m.stream; wrong && t != nil && t.trace != nil && t.trace.pinned {
 				return LockFailed{By: "cudaHostRegister"}
 			}
 			if lackText.MatchString(m.whole) || supposes.MatchString(m.whole) || internalError.MatchString(what) {
