@@ -23,9 +23,9 @@ var batchPatterns = []pattern{
 	},
 	{ // Slurm, older
 		name:     "Slurm: cgroup out-of-memory handler",
-		literals: []string{"by the cgroup out-of-memory handler", "memory limit at some point"},
+		literals: []string{"by the cgroup out-of-memory handler", "Exceeded step memory", "Exceeded job memory"},
 		expression: `(?:Some of your processes may have been killed by the cgroup out-of-memory handler|` +
-			`Exceeded (?:step|job) memory limit at some point)`,
+			`Exceeded (?:step|job) memory limit\b)`,
 		kind: TrainerLog, fact: batchKill("Slurm"),
 	},
 	{ // Slurm: src/slurmd/slurmstepd, JobAcctGatherParams=OverMemoryKill
@@ -251,10 +251,11 @@ var batchPatterns = []pattern{
 		kind: SystemdLog, fact: batchKill("systemd-oomd"),
 	},
 	{ // earlyoom: kill.c
-		name:       "earlyoom killed",
-		literals:   []string{"sending SIGTERM to process", "sending SIGKILL to process"},
-		expression: `sending (?P<sig>SIGTERM|SIGKILL) to process (?P<what>(?P<pid>\d+) uid \d+ "[^"]*")`,
-		kind:       SystemdLog, fact: batchKill("earlyoom"),
+		name:     "earlyoom killed",
+		literals: []string{"sending SIGTERM to process", "sending SIGKILL to process", "with signal "},
+		expression: `(?:sending (?P<sig>SIGTERM|SIGKILL) to|killing) process (?P<what>(?P<pid>\d+) (?:uid \d+ )?"[^"]*")` +
+			`(?: with signal \d+: badness|: )`,
+		kind: SystemdLog, fact: batchKill("earlyoom"),
 	},
 	{ // OOM killers of user space in any words: Talos, nohang, oomd of others
 		name:     "user space: killed for memory",

@@ -27,6 +27,9 @@ type text struct {
 	glued  bool // the text is the rest of a line, behind a progress bar or before it
 }
 
+// ofKernel reports whether the kernel has written the line.
+func (t *text) ofKernel() bool { return t.kernel || t.uptime > 0 }
+
 // label is what a launcher, a logger or a terminal writes in front of a line.
 type label struct {
 	first      string // a line with the label begins with one of these bytes; empty for letters and digits

@@ -51,7 +51,7 @@ items:
   kind: Event
   reason: OOMKilling
   involvedObject: {name: trainer-0}
-`, facts: `8 BatchEnd{By:Kubernetes Reason:evicted: the node was low on memory}
+`, facts: `8 BatchEnd{By:Kubernetes Reason:evicted: the node was low on memory Orderly:false}
 11 BatchKill{By:Kubernetes What:trainer-0 PID:0 Count:0 Limit:unknown Used:unknown}
 `},
 	{name: "docker inspect", kind: Docker, text: `[
@@ -105,7 +105,7 @@ items:
   "global_step": 500,
   "log_history": [{"loss": 1.0, "step": 500}]
 }
-`, facts: `3 Progress{Phase: Step:500 Of:0 Begins:false Bar:false}
+`, facts: `3 Progress{Phase: Step:500 Of:0 Begins:false Bar:false Epoch:false Metrics:false}
 `},
 	{name: "exit code", kind: ExitCode, text: "137\n",
 		facts: "1 ProcessEnded{By:shell Rank:-1 LocalRank:-1 PID:0 ExitCode:137 Signal:0 Victim:false First:false}\n"},
@@ -133,7 +133,7 @@ items:
 	{name: "a pod that its node rejected", kind: Kubernetes,
 		text: "apiVersion: v1\nkind: Pod\nstatus:\n  reason: Evicted\n" +
 			"  message: 'Pod was rejected: The node had condition: [MemoryPressure]. '\n",
-		facts: "5 BatchEnd{By:Kubernetes Reason:evicted: the node was low on memory}\n"},
+		facts: "5 BatchEnd{By:Kubernetes Reason:evicted: the node was low on memory Orderly:false}\n"},
 	{name: "a status of another system", text: "status:\n  Statuses: fine\n  reason: Evicted\n"},
 	{name: "a poem", text: "Roses are red,\nviolets are blue.\n"},
 	{name: "a document of JSON", text: `{"roses": "red"}`},

@@ -179,6 +179,8 @@ type (
 		Of     int64            // the last step; 0 if the line does not tell
 		Begins bool             // a trainer says so before its first step
 		Bar    bool             // it is a bar, which a program writes again until the last step
+		// Epoch is set if Step counts epochs, and Metrics if the line has metrics of a step and not its number.
+		Epoch, Metrics bool
 	}
 )
 
@@ -223,6 +225,8 @@ type (
 	// BatchEnd is an end that a batch system wanted: a time limit, preemption, a cancellation.
 	BatchEnd struct {
 		By, Reason string // "time limit", "preempted", "cancelled", "node failure", "evicted"
+		// Orderly is set for a server that ends whenever it is asked to. That alone is no failure.
+		Orderly bool
 	}
 )
 

@@ -213,14 +213,24 @@ var frameworkPatterns = []pattern{
 		literals:   []string{"on startup is less than desired GPU memory utilization"},
 		expression: `Free memory on device (?:\w+:)?(?P<dev>\d+)? ?\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than desired`,
 		kind:       TrainerLog,
-		fact: func(m *match) Fact {
-			return GPUOutOfMemory{
+		fact: func(m *match) Fact { // it has reserved nothing yet
+			f := GPUOutOfMemory{
 				Backend: "CUDA", Device: m.integer("dev", -1), Free: m.size("free", ledger.GiB),
-				Total: m.size("total", ledger.GiB),
+				Total: m.size("total", ledger.GiB), Reserved: Size{Known: true},
 			}
+			if wanted := desired.FindStringSubmatch(m.whole); wanted != nil {
+				f.Requested = sizeOf(wanted[1], ledger.GiB)
+			}
+			return f
 		},
 	},
 }
+
+// desired is how much of a GPU vLLM wants to have for itself.
+var desired = lazyregexp.New(`utilization \([\d.]+, ([\d.]+) GiB\)`)
+
+// lossValue is a loss and its number: errors speak of losses, too.
+const lossValue = `loss(?:_\w*)?\W{0,4}(?:\w+\W{1,4})?(?:\d|nan\b)`
 
 // modelPatterns are what trainers say of the model.
 var modelPatterns = []pattern{
@@ -253,13 +263,29 @@ var progressPatterns = []pattern{
 		name:       "Trainer: metrics",
 		literals:   []string{"'loss':"},
 		expression: `^\{'loss': `,
-		kind:       TrainerLog, fact: func(*match) Fact { return nil },
+		kind:       TrainerLog, fact: func(*match) Fact { return Progress{Step: -1, Metrics: true} },
 	},
-	{ // torchtitan/components/metrics.py, and scripts of one's own
-		name:       "step and loss",
-		literals:   []string{"loss", "Loss"},
-		expression: `(?i:\bstep[ :=\[]+(?P<step>\d+)(?:/(?P<of>\d+))?\b.*\bloss\b)`,
-		kind:       TrainerLog, fact: step,
+	{ // torchtitan/components/metrics.py, verl's console, mlx_lm/tuner/trainer.py, nanoGPT, and scripts of one's own
+		name:     "step and loss",
+		literals: []string{"loss", "Loss"},
+		expression: `(?i:\b(?:global_?)?(?:step|iter|iteration)[ :=\[(]+(?P<step>\d+)(?: ?/ ?(?P<of>\d+))?\b` +
+			`.*` + lossValue + `)`,
+		kind: TrainerLog, fact: step,
+	},
+	{ // scripts of one's own, mmengine/hooks/logger_hook.py, ppocr/tools/program.py
+		name:     "epoch and loss",
+		literals: []string{"loss", "Loss"},
+		expression: `(?i:^\W*(?:\w+ )?epochs?[ :=#\[(]+(?:train\)[ \[]+)?(?P<step>\d+)(?: ?/ ?(?P<of>\d+))?\b` +
+			`.*` + lossValue + `)`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact { return Progress{Step: int64(m.integer("step", -1)), Epoch: true} },
+	},
+	{ // ultralytics/engine/trainer.py: a row of its table
+		name:       "Ultralytics: epoch",
+		literals:   []string{"G  "},
+		expression: `^\s+(?P<step>\d+)/(?P<of>\d+)\s+[\d.]+G\s+[\d.]+\s`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return Progress{Step: int64(m.integer("step", -1)), Epoch: true} },
 	},
 	{ // tqdm, as Trainer, Lightning, torchtune and transformers use it
 		name:       "tqdm",
@@ -303,6 +329,24 @@ var progressPatterns = []pattern{
 		expression: `^=+ (?:\d+ (?:skipped|deselected|xfailed|xpassed|warnings?), )*\d+ passed(?:, \d+ (?:skipped|deselected|` +
 			`xfailed|xpassed|warnings?))* in [\d.]+s|^ok  \t\S+\t`,
 		kind: TrainerLog, fact: func(m *match) Fact { return ended("the trainer")(m) },
+	},
+	{ // mlperf_logging/mllog/constants.py: a run, as MLPerf's rules log it
+		name:       "MLPerf: a run begins",
+		literals:   []string{"::MLLOG"},
+		expression: `::MLLOG .*"key": ?"init_start"`,
+		kind:       TrainerLog, fact: func(*match) Fact { return Started{What: "a run of MLPerf"} },
+	},
+	{
+		name:       "MLPerf: a run ended well",
+		literals:   []string{"::MLLOG"},
+		expression: `::MLLOG .*"key": ?"run_stop".*"status": ?"success"`,
+		kind:       TrainerLog, fact: func(m *match) Fact { return ended("the trainer")(m) },
+	},
+	{
+		name:       "MLPerf: progress",
+		literals:   []string{"::MLLOG"},
+		expression: `::MLLOG .*"(?:samples_count|step_num|epoch_num)": ?(?P<step>\d+)`,
+		kind:       TrainerLog, fact: step,
 	},
 	{ // transformers/trainer.py, Lightning, fairseq, and scripts of one's own
 		name: "training ended well",

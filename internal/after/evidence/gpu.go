@@ -35,7 +35,7 @@ var gpuPatterns = []pattern{
 		name:     "out of memory, from PyTorch 2.1",
 		literals: append([]string{"Tried to allocate", "has a total capac", "is allocated by PyTorch"}, outOfMemory...),
 		expression: `(?P<backend>[A-Z]{2,8}) out of memory\. Tried to allocate (?P<req>` + sz + `)\. ` +
-			`[A-Z]{2,8} (?P<dev>\d+) has a total capaci?ty of (?P<total>` + sz + `)(?: of which (?P<free>` + sz +
+			`[A-Z]{2,8} (?P<dev>\d*) ?has a total capaci?ty of (?P<total>` + sz + `)(?: of which (?P<free>` + sz +
 			`) is free)?\. (?P<procs>(?:(?:Process \d+|Including non-PyTorch memory, this process) has ` + sz +
 			` memory in use\. )*)(?:(?P<allowed>` + sz + `) allowed; )?Of the allocated memory (?P<alloc>` + sz +
 			`) is allocated by PyTorch, (?:with (?P<pools>` + sz + `) allocated in private pools \(e\.g\., (?:CUDA|HIP) Graphs\), )?` +

@@ -182,6 +182,7 @@ var hostPatterns = []pattern{
 		literals: []string{"Resource temporarily unavailable"},
 		expression: `(?:(?:fork|[Tt]hread|clone|pthread_create)[^:]*: (?:retry: )?(?:Resource temporarily unavailable)|` +
 			`Resource temporarily unavailable \[system:11\]|what\(\): +Resource temporarily unavailable|` +
+			`RuntimeError: Resource temporarily unavailable$|` +
 			`BlockingIOError: \[Errno 11\] Resource temporarily unavailable)`,
 		kind: TrainerLog,
 		fact: func(*match) Fact { return TooManyProcesses{By: "fork"} },
@@ -265,8 +266,8 @@ var hostPatterns = []pattern{
 	},
 	{ // CPython: the first line may be cut off
 		name:       "call in a traceback",
-		literals:   []string{"\", line "},
-		expression: `^\s+File "[^"]+", line \d+, in `,
+		literals:   []string{"\", line ", "│ ❱ "},
+		expression: `^\s+File "[^"]+", line \d+, in |^\s*│ ❱ +\d+ `,
 		kind:       TrainerLog,
 		take: func(r *reader, m *match) {
 			if m.stream.trace == nil {
@@ -309,6 +310,9 @@ func torchSharedMemory(m *match) Fact {
 		return HostAllocationFailed{By: "mmap", Errno: errno, File: file}
 	}
 	if errno == 0 && strings.HasPrefix(file, "/torch_") { // PyTorch 1.x says no more
+		if strings.Contains(m.whole[m.indices[0]:m.indices[1]], "open shared memory object") { // it needs no space
+			return TooManyFiles{}
+		}
 		return SharedMemoryFull{By: "torch"}
 	}
 	return Exception{Type: "RuntimeError", Message: m.whole[m.indices[0]:m.indices[1]]}

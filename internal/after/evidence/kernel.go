@@ -197,6 +197,13 @@ var kernelPatterns = []pattern{
 			`(?:, UID:(?P<uid>\d+) pgtables:(?P<pgt>\d+)(?P<pgtunit>kB)? oom_score_adj:(?P<adj>-?\d+))?`,
 		kind: KernelLog, take: takeKilled,
 	},
+	{ // the same, where a terminal or a person has broken the line
+		name:     "killed process, cut",
+		literals: []string{"out of memory: Killed process"},
+		expression: `(?P<scope>Memory cgroup out of memory|Out of memory): Killed process (?P<pid>\d+)` +
+			`(?: \((?P<comm>[^)]*)\))?`,
+		kind: KernelLog, take: takeKilled,
+	},
 	{ // oom_kill_process before 5.0
 		name:       "kill process",
 		literals:   []string{"Kill process"},

@@ -148,10 +148,10 @@ var launcherPatterns = []pattern{
 			r.emit(m, Restarted{By: "plimsoll"})
 		},
 	},
-	{ // torch/distributed/elastic/multiprocessing/api.py
+	{ // torch/distributed/elastic/multiprocessing/api.py, and agent/server/api.py, which says it first
 		name:       "torchrun was ended",
-		literals:   []string{"got signal: "},
-		expression: `SignalException: Process (?P<pid>\d+) got signal: (?P<sig>\d+)`,
+		literals:   []string{"got signal: ", " death signal, shutting down"},
+		expression: `(?:SignalException: Process \d+ got signal: |\bReceived )(?P<sig>\d+)(?: death signal, shutting down|\s|$)`,
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
 			return BatchEnd{By: "torchrun", Reason: "signal " + m.get("sig")}
@@ -201,10 +201,10 @@ var launcherPatterns = []pattern{
 			return Exception{Type: "memory access fault by GPU", Message: m.get("what")}
 		},
 	},
-	{ // deepspeed/launcher/launch.py
+	{ // deepspeed/launcher/launch.py: the command is that of the last rank of the node, whichever one has ended
 		name:       "DeepSpeed: a rank ended",
 		literals:   []string{"exits with return code ="},
-		expression: `(?:--local_rank=(?P<lr>\d+).*)?exits with return code = (?P<code>-?\d+)`,
+		expression: `exits with return code = (?P<code>-?\d+)`,
 		kind:       TrainerLog, fact: ended("DeepSpeed"),
 	},
 	{ // deepspeed/launcher/launch.py: all ranks, with the one that has ended
@@ -219,6 +219,36 @@ var launcherPatterns = []pattern{
 		expression: `Main process received (?P<sig>SIG\w+), exiting`,
 		kind:       TrainerLog,
 		fact:       func(m *match) Fact { return BatchEnd{By: "DeepSpeed", Reason: "signal " + m.get("sig")} },
+	},
+	{ // vllm/v1/engine/core.py
+		name:       "vLLM was ended",
+		literals:   []string{"trigger received signal="},
+		expression: `\[shutdown\] \w+: trigger received signal=(?P<sig>SIG\w+)`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return BatchEnd{By: "vLLM", Reason: "signal " + m.get("sig"), Orderly: true}
+		},
+	},
+	{ // sglang/srt/managers/tokenizer_manager.py
+		name:       "SGLang was ended",
+		literals:   []string{"SIGTERM received."},
+		expression: `^SIGTERM received\. .*Draining requests and shutting down`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return BatchEnd{By: "SGLang", Reason: "signal SIGTERM", Orderly: true} },
+	},
+	{ // git/exc.py of GitPython, which Weights & Biases catches: a command that is not the job's
+		name:       "GitPython: a command failed",
+		literals:   []string{"Cmd('git') failed due to"},
+		expression: `Cmd\('git'\) failed due to: exit code\(\d+\)`,
+		kind:       TrainerLog, fact: func(*match) Fact { return nil },
+	},
+	{ // CPython: Lib/argparse.py
+		name:     "argparse: a wrong argument",
+		literals: []string{": error: "},
+		expression: `^\S+: error: (?P<what>(?:argument|unrecognized arguments|ambiguous option|` +
+			`the following arguments are required|one of the arguments)\b.*)`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact { return Exception{Type: "argparse.ArgumentError", Message: m.get("what")} },
 	},
 	{ // vllm/v1/utils.py, vllm/v1/engine/utils.py, sglang: a parent's word on a process that it had started
 		name:       "engine process ended",
@@ -375,11 +405,11 @@ var launcherPatterns = []pattern{
 		expression: `(?i:\b(?:exit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _]?(?:code|status)|` +
 			`exited(?: with)?|non-zero status|` +
 			`return ?code|(?P<rc>rc))(?: is| was)?[ =:(]*(?P<code>-?\d{1,3})(?:['".,;:)\]}]|\s*$|\s+(?:ago|at|` +
-			`after|on|from|\(|-)))`,
+			`after|on|from|in|during|while|completed|\(|-)))`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
-			if m.get("rc") != "" && m.get("code") == "-1" { // what a function returns, and no process
-				return nil
+			if m.get("rc") != "" && strings.HasPrefix(m.get("code"), "-") && m.get("code") != "-9" {
+				return nil // what a function returns, and no process
 			}
 			return ended("shell")(m)
 		},

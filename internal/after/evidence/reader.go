@@ -368,7 +368,7 @@ func (r *reader) take(m *match) {
 	}
 	fact := m.pattern.fact(m)
 	if progress, ok := fact.(Progress); ok {
-		if progress == m.stream.progress && !progress.Begins { // a bar that is written again
+		if progress == m.stream.progress && !progress.Begins && !progress.Metrics { // a bar that is written again
 			return
 		}
 		m.stream.progress = progress

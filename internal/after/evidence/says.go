@@ -184,6 +184,10 @@ func (f TrainedParameters) Says() string {
 // Says says it.
 func (f Progress) Says() string {
 	switch {
+	case f.Metrics:
+		return "training goes on: the line has metrics of a step"
+	case f.Epoch:
+		return fmt.Sprintf("training is at epoch %d", f.Step)
 	case f.Phase == "":
 		return fmt.Sprintf("training is at step %d", f.Step)
 	case f.Step < 0:
@@ -230,7 +234,12 @@ func (f EngineSlept) Says() string {
 }
 
 // Says says it.
-func (f BatchEnd) Says() string { return f.By + " ended the job: " + f.Reason }
+func (f BatchEnd) Says() string {
+	if strings.HasPrefix(f.Reason, "signal ") {
+		return f.By + " was asked to end, by " + f.Reason
+	}
+	return f.By + " ended the job: " + f.Reason
+}
 
 // Says says it.
 func (f Restarted) Says() string { return f.By + " starts the ranks again" }

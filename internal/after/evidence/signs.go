@@ -119,22 +119,30 @@ var signPatterns = []pattern{
 		},
 	},
 	{ // levels of loggers
-		name:       "sign of an error",
-		literals:   []string{"ERROR", "CRITICAL", "Error", "error:", "failed", "Failed", "FAILED"},
-		expression: `\b(?:ERROR|CRITICAL)\b|^(?:\w+: )?(?:[Ee]rror|fatal): |\bfailed (?:to|with)\b|^Failed\b`,
-		kind:       Unknown, fact: signOf(faintReach),
+		name:     "sign of an error",
+		literals: []string{"ERROR", "CRITICAL", "Error", "error:", "failed", "Failed", "FAILED", "nsuccessful"},
+		expression: `\b(?:ERROR|CRITICAL)\b|^(?:\w+: )?(?:[Ee]rror|fatal): |\bfailed (?:to|with)\b|^Failed\b|` +
+			`\b[Uu]nsuccessful\b`,
+		kind: Unknown, fact: signOf(faintReach),
 	},
 }
 
 func signOf(reach int) func(*match) Fact {
 	return func(m *match) Fact {
-		if supposes.MatchString(m.sentence()) || overcome.MatchString(m.whole) {
+		if supposes.MatchString(m.sentence()) || overcome.MatchString(m.whole) || m.isVariable() {
 			return nil
 		}
 		found := m.whole[m.indices[0]:m.indices[1]]
 		return Sign{What: found[:min(len(found), 80)], Faint: reach == faintReach, Reach: reach,
 			Memory: lackText.MatchString(m.whole) && isError(m.whole)}
 	}
+}
+
+// isVariable reports whether a match is the name of a variable of the environment, such as HYDRA_FULL_ERROR.
+func (m *match) isVariable() bool {
+	before, after := m.whole[:m.indices[0]], m.whole[m.indices[1]:]
+	return strings.HasPrefix(after, "=") || strings.HasSuffix(before, "variable ") ||
+		strings.HasSuffix(before, "--env=")
 }
 
 // shortLine is the length of a line that has no room for advice.
@@ -161,7 +169,7 @@ var (
 		`warning|warn|deprecated|no errors?|0 errors?|error(?:s|_rate| rate)?[:= ]+(?:0|[\d.]*\.\d+)\b|` +
 		`without errors?|errors=|` +
 		`ignor(?:e|ed|ing)|skip(?:ped|ping)|retry(?:ing)?|fall(?:ing)? ?back|no allocation|never|` +
-		`not found, using|optional)\b`)
+		`not found, using|optional|SIG(?:TERM|KILL) when)\b`)
 )
 
 // overcome are words of a line, wherever they stand, after which the program goes on.
@@ -292,7 +300,7 @@ func (r *reader) sign(t *text, m *match) {
 	if fact == nil {
 		return
 	}
-	if (t.kernel || t.uptime > 0) && m.pattern.name != codeSign {
+	if t.ofKernel() && (m.pattern.name != codeSign || !ofGPU.MatchString(t.string)) {
 		return // the kernel speaks of errors that are none of the job
 	}
 	h := &r.signs
@@ -305,6 +313,9 @@ func (r *reader) sign(t *text, m *match) {
 		Time: t.when(), Uptime: t.uptime, Fact: fact})
 	h.steps = append(h.steps, h.step)
 }
+
+// ofGPU are words of the kernel's drivers of GPUs, and of memory that is broken.
+var ofGPU = lazyregexp.New(`(?i)\bnvrm\b|\bxid\b|nvidia|amdgpu|habana|\bxe\b|i915|neuron|\becc\b|machine check`)
 
 // drop forgets signs after which the program went on.
 func (h *heldSigns) drop(line int) {
@@ -361,16 +372,22 @@ var exceptionPatterns = []pattern{
 	{ // c10/cuda/CUDAException.cpp and its kin for other devices; Metal
 		name: "error of a device",
 		literals: []string{"CUDA error: ", "HIP error: ", "XPU error: ", "MUSA error: ", "NPU error: ",
-			"Command buffer execution failed: "},
+			"Command buffer execution failed: ", "DEVICE_LOST"},
 		expression: `\b(?P<by>CUDA|HIP|XPU|MUSA|NPU) error: (?P<what>(?:an? )?[a-zA-Z][\w' -]{4,80})|` +
-			`(?P<metal>\[METAL\]) Command buffer execution failed: (?P<why>[A-Z][\w ]{4,80})`,
+			`(?P<metal>\[METAL\]) Command buffer execution failed: (?P<why>[A-Z][\w ]{4,80})|` +
+			`\b(?P<lost>(?:[A-Z0-9]+_)+DEVICE_LOST)\b`,
 		kind: TrainerLog, picky: true,
 		fact: func(m *match) Fact {
-			what := m.get("what") + m.get("why")
+			what := m.get("what") + m.get("why") + m.get("lost")
+			wrong := strings.HasPrefix(what, "invalid argument")
+			if t := m.stream; wrong && t != nil && t.trace != nil && t.trace.pinned {
+				return LockFailed{By: "cudaHostRegister"}
+			}
 			if lackText.MatchString(m.whole) || supposes.MatchString(m.whole) || internalError.MatchString(what) {
 				return nil
 			}
-			return Exception{Type: strings.Trim(m.get("by")+m.get("metal"), "[]") + " error", Message: what}
+			by := cmp.Or(strings.Trim(m.get("by")+m.get("metal"), "[]"), "device")
+			return Exception{Type: by + " error", Message: what}
 		},
 	},
 	{ // libc++abi, libstdc++, and loggers that show what an exception says

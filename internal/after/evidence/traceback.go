@@ -120,6 +120,7 @@ func beginTrace(_ *reader, m *match) {
 		prefix, _, _ := strings.Cut(m.text.string, tracebackHeader)
 		if len(prefix) <= longestPrefix {
 			m.stream.trace.prefix = prefix
+			m.stream.trace.ignored = warningText.MatchString(prefix) // a logger's warning of an error that was caught
 		}
 	}
 	m.stream.trace.open++
@@ -127,6 +128,9 @@ func beginTrace(_ *reader, m *match) {
 		m.stream.trace.rank = atoi(groups[1])
 	}
 }
+
+// warningText is how loggers label a warning.
+var warningText = lazyregexp.New(`\b(?:WARNING|WARN)\b`)
 
 // beginIgnored expects a traceback whose exception ends nothing.
 func beginIgnored(_ *reader, m *match) {
@@ -152,7 +156,7 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 	case c.lines > longestTrace:
 		s.trace = nil
 	case strings.HasPrefix(t.string, " "), strings.HasPrefix(t.string, "\t"), t.string == "",
-		strings.HasPrefix(t.string, "│"), // a box of Rich
+		strings.HasPrefix(t.string, "│"), strings.HasPrefix(t.string, "╰"), // a box of Rich
 		notebookFrame.MatchString(t.string):
 		c.see(t, r.callOf(t.string))
 	default:

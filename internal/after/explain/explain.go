@@ -20,7 +20,7 @@ func Explain(in Inputs) *Explanation {
 	switch {
 	case len(claims) > 0:
 		s.conclude(e, claims)
-	case len(s.victims) > 0 || s.peersOnly() != nil:
+	case (len(s.victims) > 0 || s.peersOnly() != nil) && !s.partedWell():
 		s.concludeVictims(e)
 	case len(s.unexplained()) > 0:
 		s.concludeUnexplained(e, s.unexplained())
@@ -133,6 +133,9 @@ func (s *scene) who(top claim) string {
 	}
 	if k, ok := top.at.Fact.(evidence.KernelKill); ok && k.PID > 0 {
 		return fmt.Sprintf("Process %d (%s)", k.PID, k.Name)
+	}
+	if end, ok := top.at.Fact.(evidence.ProcessEnded); ok && end.LocalRank != evidence.NoRank {
+		return fmt.Sprintf("Local rank %d of a node", end.LocalRank)
 	}
 	if _, counts := top.at.Fact.(oomCounts); counts && s.afterKill(top) {
 		return "A process of the job"

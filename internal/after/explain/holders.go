@@ -48,9 +48,28 @@ func (s *scene) hostHolders(top claim) []Holder {
 		return list
 	}
 	if top.resource == CGroup {
-		return s.statHolders()
+		if list := largest(s.statHolders()); len(list) > 0 {
+			return list
+		}
+		return s.accountedHolders()
 	}
 	return nil
+}
+
+// accountedHolders returns the steps that Slurm ended for their memory, as its accounting sampled their largest task.
+func (s *scene) accountedHolders() []Holder {
+	killed := map[string]bool{}
+	for _, k := range all[evidence.BatchKill](s.findings) {
+		killed[k.fact.What] = true
+	}
+	var list []Holder
+	for _, c := range all[evidence.Counters](s.findings) {
+		if most, ok := c.fact.Values["MaxRSS"]; ok && killed[c.fact.Group] {
+			name, text := "step "+c.fact.Group, "the largest task when Slurm last sampled it"
+			list = append(list, Holder{name, ledger.Bytes(most), text})
+		}
+	}
+	return list
 }
 
 // largest returns the largest holders, in the order of their bytes, and the others as one.

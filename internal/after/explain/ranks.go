@@ -65,6 +65,9 @@ func mannerOf(fact evidence.Fact) manner {
 	case evidence.WorkerEnded:
 		return mannerOfWorker(f.Signal)
 	case evidence.Exception:
+		if f.Type == "SystemExit" && f.Message == "0" { // an exit that succeeds
+			return unended
+		}
 		if isConsequence(f) {
 			return taken
 		}
@@ -110,7 +113,10 @@ func mannerOfProcess(f evidence.ProcessEnded) manner {
 var consequences = []string{"ChildFailedError", "CalledProcessError", "SystemExit", "KeyboardInterrupt",
 	"SignalException", "ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError",
 	"DistBackendError", "DistNetworkError", "DistStoreError", "ActorDiedError", "RayActorError",
-	"ActorUnavailableError", "WorkerCrashedError", "NodeDiedError", "ProcessExitedException"}
+	"ActorUnavailableError", "WorkerCrashedError", "NodeDiedError", "ProcessExitedException", "EngineDeadError"}
+
+// rootAbove is what an exception says that only repeats that another process has failed.
+var rootAbove = lazyregexp.New(`(?i)\bsee (?:the )?(?:root cause|stack trace) \(?above\b`)
 
 // peerGone is what an exception of C++ says that follows from the end of another process.
 var peerGone = lazyregexp.New(`(?i)connection (?:reset|refused|closed)|broken pipe|\bpeer\b|timed out|timeout`)
@@ -123,7 +129,7 @@ func isConsequence(e evidence.Exception) bool {
 	if name == "DistNetworkError" && strings.Contains(e.Message, "failed to listen") {
 		return false // no peer takes part in that
 	}
-	return slices.Contains(consequences, name)
+	return slices.Contains(consequences, name) || rootAbove.MatchString(e.Message)
 }
 
 // order finds the ends of the ranks, and which was first.
@@ -168,6 +174,9 @@ func (s *scene) deaths() []*death {
 		}
 		if s.killedByKernel(f.Fact) {
 			how = killed // before its launcher asked it to end
+		}
+		if how == exited && (f.Uptime > 0 || s.index.kinds[f.File] == evidence.KernelLog) {
+			continue // of a service of the host
 		}
 		if how == unended {
 			continue
@@ -354,11 +363,15 @@ func (s *scene) setRecoveriesAside() {
 		file string
 		rank int
 	}
+	type counter struct {
+		stream
+		epochs bool
+	}
 	advances := make([]bool, len(s.findings)) // the step is higher than all before
-	last := map[stream]int64{}
+	last := map[counter]int64{}
 	for i, f := range s.findings {
 		if p, ok := f.Fact.(evidence.Progress); ok && p.Step >= 0 {
-			key := stream{f.File, f.Rank}
+			key := counter{stream{f.File, f.Rank}, p.Epoch}
 			highest, known := last[key]
 			advances[i] = !known || p.Step > highest
 			last[key] = max(highest, p.Step)
@@ -368,6 +381,8 @@ func (s *scene) setRecoveriesAside() {
 	masked := map[stream]bool{} // the end may be that of another program than the one that failed
 	handled := map[stream]int{} // the line that says that the error before was dealt with
 	failed := map[string]bool{} // a later line of the file is the end of a program, or a step of it
+	// A later line says that a trainer has ended well, and another one before it that this trainer has begun.
+	closed, begun := map[string]bool{}, map[string]bool{}
 	recovered, completed := make([]bool, len(s.findings)), s.index.completed["Slurm"]
 	for i, f := range slices.Backward(s.findings) {
 		key := stream{f.File, f.Rank}
@@ -376,18 +391,22 @@ func (s *scene) setRecoveriesAside() {
 			handled[key] > 0 && handled[key]-f.Number <= handledDistance && mannerOf(f.Fact) <= raised ||
 			s.mayRecover(f) && (ended && how == unended && !(f.Left <= lastWords && masked[key]) ||
 				!ended && later[key] >= enoughSteps(f.Fact)) ||
+			begun[f.File] && mannerOf(f.Fact) == exited ||
 			completed && s.index.kinds[f.File] == evidence.TrainerLog && isSlurmWarning(f.Fact)
 		failed[f.File] = failed[f.File] || !recovered[i] && mannerOf(f.Fact) < taken
 		switch fact := f.Fact.(type) {
 		case evidence.Started:
 			restarted[f.File] = restarted[f.File] || failed[f.File]
+			begun[f.File] = begun[f.File] || closed[f.File]
 		case evidence.Progress:
 			restarted[f.File] = restarted[f.File] || failed[f.File] && fact.Begins
-			if advances[i] {
+			begun[f.File] = begun[f.File] || closed[f.File] && fact.Begins
+			if advances[i] || fact.Metrics {
 				later[key]++
 			}
 		case evidence.ProcessEnded:
 			end[key] = mannerOfProcess(fact)
+			closed[f.File] = closed[f.File] || fact.By == trainer && end[key] == unended
 			// The exit code of a pipe or of a script is that of its last program.
 			masked[key] = fact.By == recorder && later[key] == 0
 		case evidence.Restarted:

@@ -387,7 +387,8 @@ func (s *scene) testimony() []evidence.Finding {
 			crash := w != nil && w.how == crashed && reasonHas(fact, "cancel")
 			// Kubernetes tries again to pull an image, and starts a container again.
 			overcome := reasonHas(fact, "image", "probe") && s.index.completed[fact.By]
-			if !s.killedForMemory() && !crash && !overcome {
+			orderly := fact.Orderly && w == nil && s.peersOnly() == nil
+			if !s.killedForMemory() && !crash && !overcome && !orderly {
 				found = append(found, f)
 			}
 		case oomCounts:
@@ -432,7 +433,12 @@ func faultText(f evidence.ProcessEnded) string {
 	return fmt.Sprintf("crashed by signal %d (%s): a fault of native code", f.Signal, evidence.SignalName(f.Signal))
 }
 
-func endText(f evidence.BatchEnd) string { return fmt.Sprintf("was ended by %s: %s", f.By, f.Reason) }
+func endText(f evidence.BatchEnd) string {
+	if strings.HasPrefix(f.Reason, "signal ") { // somebody else has sent it
+		return fmt.Sprintf("was asked to end: %s got %s", f.By, f.Reason)
+	}
+	return fmt.Sprintf("was ended by %s: %s", f.By, f.Reason)
+}
 
 func inSharedMemory(path string) bool { return strings.HasPrefix(path, "/dev/shm") }
 

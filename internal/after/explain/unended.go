@@ -29,7 +29,7 @@ func (s *scene) stopped() *seen[evidence.Progress] {
 	last := map[string]seen[evidence.Progress]{}
 	var files []string
 	for _, p := range all[evidence.Progress](s.findings) {
-		if p.fact.Step < 0 {
+		if p.fact.Step < 0 || p.fact.Epoch {
 			continue
 		}
 		if _, known := last[p.File]; !known {

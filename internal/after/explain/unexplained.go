@@ -2,8 +2,10 @@ package explain
 
 import (
 	"fmt"
+	"slices"
 
 	"plimsoll/internal/after/evidence"
+	"plimsoll/internal/base/lazyregexp"
 )
 
 // unexplained returns the lines that speak of a failure where nothing tells the cause, and nothing shows that the job
@@ -14,11 +16,38 @@ func (s *scene) unexplained() []evidence.Finding {
 	}
 	var signs []evidence.Finding
 	for _, f := range s.signs {
-		if !s.endsWellAfter(f) {
+		sign, _ := f.Fact.(evidence.Sign)
+		if !s.endsWellAfter(f) && !(sign.Faint && s.endedWellBefore(f)) {
 			signs = append(signs, f)
 		}
 	}
 	return signs
+}
+
+// endedWellBefore reports whether a trainer has said in the same file that its training ended well.
+func (s *scene) endedWellBefore(at evidence.Finding) bool {
+	return slices.ContainsFunc(s.findings, func(f evidence.Finding) bool {
+		end, ok := f.Fact.(evidence.ProcessEnded)
+		return ok && end.By == trainer && mannerOfProcess(end) == unended && f.File == at.File && f.Number <= at.Number
+	})
+}
+
+// hangs are the words of a rank that has waited in vain.
+var hangs = lazyregexp.New(`(?i)timeout|timed out|hang`)
+
+// partedWell reports whether all that the files show are ranks that miss a peer after the training ended well: ranks
+// leave one after the other.
+func (s *scene) partedWell() bool {
+	for _, f := range s.findings {
+		if mannerOf(f.Fact) == unended {
+			continue
+		}
+		missed, ok := f.Fact.(evidence.CollectiveFailed)
+		if !ok || hangs.MatchString(missed.What) || hangs.MatchString(f.Text) || !s.endedWellBefore(f) {
+			return false
+		}
+	}
+	return true
 }
 
 // endsWellAfter reports whether a file says behind a finding that the training or the process ended well. What comes

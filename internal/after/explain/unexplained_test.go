@@ -1,6 +1,8 @@
 package explain
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +41,76 @@ func TestNoneNeedsEvidence(t *testing.T) {
 		}
 		if want == Undetermined && (len(e.Evidence) == 0 || len(e.Collect) == 0) {
 			t.Errorf("%q: no line is quoted, or nothing is to be collected", text)
+		}
+	}
+}
+
+// TestStepsOfAnyTrainer: the steps that follow tell that an error was overcome, whichever trainer counts them. Those of
+// before it tell nothing.
+func TestStepsOfAnyTrainer(t *testing.T) {
+	const failed = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. " +
+		"GPU 0 has a total capacity of 79.10 GiB of which 1.20 GiB is free. Including non-PyTorch memory, " +
+		"this process has 77.80 GiB memory in use. Of the allocated memory 75.10 GiB is allocated by PyTorch, and " +
+		"1.90 GiB is reserved by PyTorch but unallocated.\n"
+	for name, step := range map[string]string{
+		"Trainer":     "{'loss': 2.%[1]d, 'grad_norm': 1.2, 'learning_rate': 1e-05, 'epoch': 0.0%[1]d}\n",
+		"verl":        "(TaskRunner pid=812) step:%d - actor/pg_loss:0.01 - actor/kl_loss:0.2\n",
+		"MLX":         "Iter %d: Train loss 2.104, Learning Rate 1.000e-05, It/sec 0.5\n",
+		"nanoGPT":     "iter %d: loss 3.2104, time 121.20ms, mfu 31.02%%\n",
+		"epochs":      "Epoch %d/90, loss: 0.4120\n",
+		"MMEngine":    "Epoch(train) [%d][50/90]  lr: 1.0e-04  loss: 0.4120\n",
+		"Ultralytics": "      %d/90      7.31G      1.204     0.8120      1.102         41        640\n",
+		"MLPerf": `:::MLLOG {"key": "train_loss", "value": 4.1, "metadata": {"samples_count": %d, "file": "t.py"}}` +
+			"\n",
+	} {
+		var before, after string
+		for i := range 4 {
+			before += fmt.Sprintf(step, i+1)
+			after += fmt.Sprintf(step, i+5)
+		}
+		if e := explainText(t, before+failed); e.Cause.Resource != GPU {
+			t.Errorf("%s, at the end: %q", name, e.Cause.Resource)
+		}
+		if e := explainText(t, before+failed+after); e.Cause.Resource != None {
+			t.Errorf("%s, overcome: %q: %s", name, e.Cause.Resource, e.Cause.Text)
+		}
+		if name == "Trainer" { // its lines have no number
+			continue
+		}
+		if e := explainText(t, after+failed+before); e.Cause.Resource != GPU {
+			t.Errorf("%s, steps of before: %q", name, e.Cause.Resource)
+		}
+	}
+}
+
+// TestEndsAsAsked: a server that ends as asked, ranks that leave a finished training one after the other, and what
+// services of the host say are no failures. What else fails is one.
+func TestEndsAsAsked(t *testing.T) {
+	const asked = "(EngineCore pid=71) INFO core.py:1201] [shutdown] EngineCore: trigger received signal=SIGTERM\n"
+	const trace = "Traceback (most recent call last):\n  File \"/srv/t.py\", line 3, in <module>\n    go()\n"
+	const finished = twoSteps + "Training complete\n"
+	const missed = "[rank1]:[W209 07:28:49.1 ProcessGroupNCCL.cpp:1771] [PG ID 0 Rank 1] Failed to check the " +
+		"\"should dump\" flag on TCPStore, (maybe TCPStore server has shut down too early), with error: Broken pipe\n"
+	const service = "[   12.101] systemd[1]: snapd.service: Main process exited, code=exited, status=1/FAILURE\n"
+	for name, c := range map[string]struct {
+		text string
+		want Resource
+	}{
+		"a server": {asked, None},
+		"a server, and a dead engine": {asked + trace +
+			"EngineDeadError: EngineCore died\n", Undetermined},
+		"a trainer": {twoSteps +
+			"W1 agent/server/api.py:719] Received 15 death signal, shutting down workers\n", Undetermined},
+		"the end of Python":     {trace + "SystemExit: 0\n", None},
+		"another end of Python": {trace + "SystemExit: 3\n", Undetermined},
+		"ranks part":            {finished + missed, None},
+		"a service":             {finished + service, None},
+		"a wrong argument": {"usage: t.py [-h]\n" +
+			"t.py: error: argument --bs: invalid int value: 'x'\n", NotMemory},
+		"git": {finished + "Cmd('git') failed due to: exit code(128)\n", None},
+	} {
+		if e := explainText(t, c.text); e.Cause.Resource != c.want {
+			t.Errorf("%s: %q (%s), want %q: %s", name, e.Cause.Resource, e.Confidence, c.want, e.Cause.Text)
 		}
 	}
 }
@@ -115,5 +187,16 @@ func TestFreeGPU(t *testing.T) {
 		evidence.LibraryFailed{Library: "NCCL", Memory: true})}})
 	if e.Cause.Resource != Undetermined {
 		t.Errorf("%q, %s", e.Cause.Resource, e.Cause.Text)
+	}
+}
+
+// TestAccountedHolders: sacct tells what the largest task of a step held. Steps that ended well did not fill the
+// cgroup.
+func TestAccountedHolders(t *testing.T) {
+	e := explainText(t, "JobID|State|ExitCode|MaxRSS|ReqMem\n"+
+		"812|OUT_OF_MEMORY|0:125||4G\n812.extern|COMPLETED|0:0|912K|\n812.0|OUT_OF_MEMORY|0:125|3K|\n")
+	want := []Holder{{"step 812.0", 3 << 10, "the largest task when Slurm last sampled it"}}
+	if e.Cause.Resource != CGroup || !slices.Equal(e.Holders, want) {
+		t.Errorf("%q, %v, want %v", e.Cause.Resource, e.Holders, want)
 	}
 }
