@@ -88,6 +88,8 @@ type Loss struct {
 	Rewards bool
 	// TokenLabels is the number of labels of every token that a process reward model is trained on, 0 if none is.
 	TokenLabels int64
+	// SequenceLabels is the number of classes of a sequence that a classifier is trained on, 0 if none is.
+	SequenceLabels int64
 	// ValueHead says that a reward model keeps its language model's head, beside one with an output for every token.
 	ValueHead bool
 	FusedLoss bool

@@ -215,9 +215,12 @@ var ownKeys = map[string]struct {
 		swiftText, swiftText + "quant_method: bnb\nquant_bits: 4\n", "model: x\ntuner_type: full\n",
 		"model: x\nattn_impl: sdpa\n", "model: x\nsplit_dataset_ratio: 0\ntuner_type: full\nfsdp: full_shard\n",
 		swiftText + "rlhf_type: dpo\n", swiftText + "rlhf_type: cpo\n", swiftText + "rlhf_type: rm\n",
+		swiftText + "rlhf_type: grpo\nuse_vllm: true\nvllm_mode: colocate\n", swiftText +
+			"rlhf_type: grpo\nuse_vllm: true\nvllm_mode: colocate\nmax_length: 512\n",
+		swiftText + "task_type: seq_cls\nnum_labels: 2\n",
 		swiftText + "packing: true\n", swiftText + "packing_length: 4096\nmax_length: 512\n",
 	}, map[string]string{"gradient_checkpointing_kwargs": "{use_reentrant: true}", "train_type": "full",
-		"sft_type": "full", "fsdp_config": "{fsdp_version: 2}", "init_weights": "lora-ga", "loss_type": "[sft]"}},
+		"sft_type": "full", "use_vllm": "false", "fsdp_config": "{fsdp_version: 2}", "init_weights": "lora-ga", "loss_type": "[sft]"}},
 	"torchtune": {readsFramework, []string{"torchtune/ignored.txt"}, []string{ownTune, ownTuneLoRA},
 		map[string]string{"fsdp_reshard_after_forward": "false",
 			"loss._component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"}},
