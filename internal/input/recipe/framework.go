@@ -304,6 +304,9 @@ func isTOML(file string) bool { return strings.HasSuffix(strings.ToLower(file), 
 
 // parseContent parses a text as what it looks like, whatever the name of its file. It returns nil if it cannot.
 func parseContent(file string, text []byte) *strict.Document {
+	if d := parsePython(file, text); d != nil {
+		return d
+	}
 	if d := parseCommand(file, text); d != nil {
 		return d
 	}
@@ -350,7 +353,8 @@ func (k *Kind) parse(d *strict.Document, from Source) (*Framework, error) {
 		return nil, err
 	}
 	r := &Reader{Reader: checked, Arguments: &strict.Value{Kind: '{'},
-		To: &Framework{File: d.File, Program: p.Name, Package: p.Package}, program: p.Name, texts: from.Texts}
+		To: &Framework{File: d.File, Program: p.Name, Package: p.Package}, program: p.Name, texts: from.Texts,
+		releases: from.Releases}
 	r.To.Release, r.To.Assumed = from.release(p)
 	r.noteRelease(p)
 	for _, m := range d.Root.Members {
@@ -382,6 +386,9 @@ var harmless = lazyregexp.New(
 // template refuses a file with variables that another program fills in.
 func template(d *strict.Document) error {
 	for _, m := range d.Root.Members {
+		if v := m.Value; isComputed(v) {
+			return d.Inputf(v.At, "%s is %s, which only a run can tell", m.Name, saidBy(v)).WithHint(asSource(d.File, v))
+		}
 		if v := m.Value; v.Kind == '"' && strings.HasPrefix(v.Text, "$") && !harmless.MatchString(m.Name) {
 			return d.Inputf(v.At, "%s is %s, a variable: this file is a template", m.Name, v).
 				WithHint("give the file with the variables filled in")

@@ -9,6 +9,7 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/input/recipe/strict"
 )
@@ -21,6 +22,7 @@ type Reader struct {
 	To        *Framework
 	program   string // for messages
 	texts     files.Texts
+	releases  func(pkg string) version.Version // nil where nothing says releases
 }
 
 // Since reports whether the program is of a release or a later one.
