@@ -132,6 +132,8 @@ func (b *block) builtin(name string, c *Value, e *expression) *Value {
 		return &Value{Kind: Dict, Members: c.Members, At: c.At}
 	case first == nil:
 		return nil
+	case name == "isinstance" && len(c.Given) == 2:
+		return b.isInstance(first, c.Given[1], c.At)
 	case name == "setattr" && len(c.Given) == 3 && first.Kind == Object && c.Given[1].Kind == Text:
 		first.set(c.Given[1].Text, c.At, c.Given[2])
 		return &Value{Kind: None, At: c.At}
@@ -158,6 +160,17 @@ func (b *block) builtin(name string, c *Value, e *expression) *Value {
 		return b.unknown(e.String(), e.at)
 	}
 	return nil
+}
+
+// isInstance evaluates isinstance for the types of Python itself. It returns nil where the source does not say it.
+func (b *block) isInstance(v, class *Value, at int) *Value {
+	kinds := map[string]Kind{"str": Text, "bool": Bool, "list": List, "tuple": List, "dict": Dict, "int": Number,
+		"float": Number}
+	kind, known := kinds[class.Text]
+	if class.Kind != Symbol || !known || v.Kind == Unknown || v.Kind == Symbol || kind == Number && v.Kind == Number {
+		return nil
+	}
+	return &Value{Kind: Bool, Truth: v.Kind == kind, At: at}
 }
 
 // extreme returns the largest or the smallest of numbers, or nil.

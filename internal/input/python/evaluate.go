@@ -45,8 +45,10 @@ type block struct {
 func (e *evaluator) module(f *file, name string) map[string]*Value {
 	scope := map[string]*Value{"__name__": {Kind: Text, Text: name, At: -1}}
 	b := &block{evaluator: e, file: f, local: scope, global: scope}
-	b.run(parse(f.text))
+	before := e.returned
 	e.returned = nil
+	b.run(parse(f.text))
+	e.returned = before
 	return scope
 }
 
@@ -88,11 +90,11 @@ func (b *block) statement(s *statement) {
 	case classes:
 		b.local[s.name] = &Value{Kind: Symbol, Text: Own + s.name, At: b.file.position(s.at)}
 	case returns:
-		b.returned = &Value{Kind: None, At: b.file.position(s.at)}
+		is := &Value{Kind: None, At: b.file.position(s.at)}
 		if s.value != nil {
-			b.returned = b.value(s.value)
+			is = b.value(s.value)
 		}
-		if b.unsure != "" {
+		if b.returned = is; b.unsure != "" {
 			b.returned = b.unknown(b.unsure, s.at)
 		}
 	case importing:
@@ -161,17 +163,16 @@ func (b *block) perhaps(list []*statement, why string, targets ...*expression) {
 // imports binds the names of an import. Modules of the same project are evaluated; names of others are symbols.
 func (b *block) imports(s *statement) {
 	for _, i := range s.imports {
-		scope := b.imported(i.module)
+		symbol := &Value{Kind: Symbol, Text: strings.TrimLeft(i.module+"."+i.name, "."), At: b.file.position(s.at)}
 		switch {
 		case i.as == "*":
-			maps.Copy(b.local, scope)
+			maps.Copy(b.local, b.imported(i.module))
 		case i.name == "":
-			b.local[i.as] = &Value{Kind: Symbol, Text: i.module, At: b.file.position(s.at)}
-		case scope != nil && scope[i.name] != nil:
-			b.local[i.as] = scope[i.name]
+			symbol.Text = i.module
+			b.local[i.as] = symbol
 		default:
-			b.local[i.as] = &Value{Kind: Symbol, Text: strings.TrimLeft(i.module+"."+i.name, "."),
-				At: b.file.position(s.at)}
+			symbol.resolve = func() *Value { return b.imported(i.module)[i.name] }
+			b.local[i.as] = symbol
 		}
 	}
 }
@@ -328,10 +329,25 @@ func (b *block) name(e *expression) *Value {
 	}
 	for _, scope := range []map[string]*Value{b.local, b.global} {
 		if v := scope[e.text]; v != nil {
-			return v
+			return b.resolved(v)
 		}
 	}
 	return &Value{Kind: Symbol, Text: e.text, At: at}
+}
+
+// resolved returns a name of another module: its value, if the module is one of the same project.
+func (b *block) resolved(v *Value) *Value {
+	if v.resolve == nil {
+		return v
+	}
+	resolve := v.resolve
+	v.resolve = nil
+	if is := resolve(); is != nil && is != v {
+		is = b.resolved(is)
+		v.resolve = func() *Value { return is }
+		return is
+	}
+	return v
 }
 
 // format evaluates a string with values in it, where they are names or attributes.

@@ -33,25 +33,26 @@ var valuesOf = map[string]string{
 	"try:\n    x = 1\nexcept ImportError:\n    x = 2\n":           "1",
 	"!pip install y\n%cd z\nx = 1":                                "1",
 	"match a:\n    case 1:\n        y = 2\nx = 1":                 "1",
-	"x = 1; y = 2\n":                                    "1",
-	"x = (\n  1 +  # one\n\n  2\n)":                     "3",
-	"import torch as t\nx = t.bfloat16":                 "torch.bfloat16",
-	"from a.b import c\nx = c":                          "a.b.c",
-	"@decorated(1)\nclass A(B):\n    y: int = 1\nx = 2": "2",
-	"x = 1\nfor i in range(3):\n    x = 2\n":            "a loop",
-	"x = 1\nif unknown:\n    x = 2\n":                   "unknown",
-	"import os\nx = int(os.environ['A'])":               "int(...)",
-	"x = [i for i in y]":                                "an expression",
-	"def f():\n    return f()\nx = f()":                 "f(...)",
-	"x = c(1, a=2)":                                     "c(...)",
-	"o = c(a=1)\no.a.b = 3\no.a = 2\nx = o.a":           "2",
-	"o = c(a=1)\nx = getattr(o, 'a', 0)":                "1",
-	"x = 'a'\nwhile True:\n    break\n":                 `"a"`,
-	"x = max(1, 2, 3)":                                  "3",
-	"x = 1\\\n + 1":                                     "2",
-	"x = 1 / 0":                                         "1 / 0",
-	"x = lambda a, b=1: a\nx = 2":                       "2",
-	"x = a < b < c":                                     "an expression",
+	"x = 1; y = 2\n":                                        "1",
+	"x = (\n  1 +  # one\n\n  2\n)":                         "3",
+	"import torch as t\nx = t.bfloat16":                     "torch.bfloat16",
+	"from a.b import c\nx = c":                              "a.b.c",
+	"@decorated(1)\nclass A(B):\n    y: int = 1\nx = 2":     "2",
+	"x = 1\nfor i in range(3):\n    x = 2\n":                "a loop",
+	"x = 1\nif unknown:\n    x = 2\n":                       "unknown",
+	"import os\nx = int(os.environ['A'])":                   "int(...)",
+	"x = [i for i in y]":                                    "an expression",
+	"def f():\n    return f()\nx = f()":                     "f(...)",
+	"x = c(1, a=2)":                                         "c(...)",
+	"o = c(a=1)\no.a.b = 3\no.a = 2\nx = o.a":               "2",
+	"o = c(a=1)\nx = getattr(o, 'a', 0)":                    "1",
+	"x = 'a'\nwhile True:\n    break\n":                     `"a"`,
+	"x = max(1, 2, 3)":                                      "3",
+	"x = 1\\\n + 1":                                         "2",
+	"x = isinstance('a', str) and not isinstance([], dict)": "True",
+	"x = 1 / 0":                   "1 / 0",
+	"x = lambda a, b=1: a\nx = 2": "2",
+	"x = a < b < c":               "an expression",
 }
 
 // TestValues evaluates sources: what they say is computed, and what they do not say is named.
@@ -144,7 +145,7 @@ func TestImports(t *testing.T) {
 	}
 	c := s.Call("f")
 	if a := c.Attribute("a"); a == nil || a.String() != "8" || c.Attribute("b").At != -1 || len(s.Functions) != 1 {
-		t.Errorf("got %+v of %v", c, s.Functions)
+		t.Errorf("got %+v, a %+v, b %+v of %v", c, a, c.Attribute("b"), s.Functions)
 	}
 	if s.Call("g") != nil {
 		t.Error("a function that is not there was called")

@@ -23,6 +23,7 @@ type Value struct {
 	function *statement        // of a Function
 	scope    map[string]*Value // that a Function sees
 	file     *file
+	resolve  func() *Value // of a name of another module that nobody has used yet
 }
 
 // Member is an element of a Dict, or an attribute.

@@ -105,6 +105,7 @@ var (
 	SeveralKind = &Kind{Name: "script with more than one training", Marks: several,
 		Instead: "give the command of one training in a script of its own"}
 	ArgumentsKind = &Kind{Name: "file with arguments of Megatron-LM", Flag: MegatronFlag,
+		Python:   bridgeSource,
 		Marks:    megatronMark + " MODEL_ARGS num_layers+micro_batch_size num-layers+micro-batch-size",
 		Settings: argumentKeys, SettingsOf: argumentKeysOf}
 	sectionsKind = &Kind{Name: "configuration of NeMo or Megatron-Bridge", Flag: MegatronFlag}

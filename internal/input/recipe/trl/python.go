@@ -41,10 +41,25 @@ func fromPython(source *python.Source, _ string) *strict.Value {
 		}
 	}
 	rewards(root, trainer)
+	unslothLength(root)
 	if loaded := root.Member(recipe.Loaded); loaded != nil && generating(trainer) && isUnsloth(classOf(loaded.Value)) {
 		root.Members = []strict.Member{root.Members[0], *loaded} // which no plan is made of: unsloth says why
 	}
 	return root
+}
+
+// unslothLength gives a training the length of sequences that Unsloth's loader gets, where its own arguments have none.
+func unslothLength(root *strict.Value) {
+	loaded := root.Member(recipe.Loaded)
+	if loaded == nil || !isUnsloth(classOf(loaded.Value)) || root.Member("max_length") != nil ||
+		root.Member("max_seq_length") != nil {
+		return
+	}
+	length := strict.Of(2048) // the default of from_pretrained
+	if m := loaded.Value.Member("max_seq_length"); m != nil {
+		length = m.Value
+	}
+	recipe.Give(root, "max_seq_length", loaded.Value.At, length)
 }
 
 // generating reports whether a trainer generates answers.

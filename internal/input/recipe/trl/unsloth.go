@@ -1,9 +1,10 @@
 package trl
 
 import (
-	"fmt"
+	"cmp"
 	"strings"
 
+	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/strict"
 )
@@ -50,14 +51,23 @@ func (r *reader) unsloth() error {
 	if is := v.Member("dtype"); is != nil && recipe.PrecisionNames[is.Value.Text] != "" {
 		r.To.Weights = recipe.PrecisionNames[is.Value.Text]
 	}
-	if length := v.Member("max_seq_length"); length != nil && length.Value.Kind == '0' && !r.Gives("max_length") &&
-		!r.Gives("max_seq_length") {
-		if _, err := fmt.Sscan(length.Value.Text, &r.To.Sequence); err != nil {
-			return r.Inputf(length.At, "max_seq_length is %v, expected a whole number", length.Value)
-		}
-		r.Note(recipe.Loaded, fmt.Sprintf("has max_seq_length %d: shorter samples take less", r.To.Sequence))
+	return cmp.Or(r.unslothBits(v), r.unslothExperts(v))
+}
+
+// unslothExperts refuses mixtures of experts in 4 bits: Unsloth has modules of its own for some of them.
+func (r *reader) unslothExperts(v *strict.Value) error {
+	config, err := model.Described(r.To.Model)
+	if err != nil || r.To.Quantization == nil { // whoever loads the model says what is wrong with it
+		return nil
 	}
-	return r.unslothBits(v)
+	for key := range strings.FieldsSeq("num_experts num_local_experts n_routed_experts") {
+		if m := config.Root.Member(key); m != nil && recipe.On(m.Value) {
+			return r.Inputf(v.At, "%s is a mixture of experts, whose experts Unsloth quantizes in modules of its own, "+
+				"which is not planned yet", r.To.Model).
+				WithHint("set load_in_4bit to False to plan weights in 16 bits for an upper bound")
+		}
+	}
+	return nil
 }
 
 // unslothBits reads the quantization: 4 bits unless other bits or a full finetuning are asked for.
@@ -103,6 +113,13 @@ func (r *reader) unslothAdapts(v *strict.Value) error {
 		if m := v.Member(name); m != nil && recipe.On(m.Value) {
 			return r.Inputf(m.At, "%s of get_peft_model is %v, which is not planned yet", name, m.Value)
 		}
+	}
+	if encoder := v.Member("finetune_vision_layers"); encoder != nil && !recipe.On(encoder.Value) {
+		r.To.Freezes = &recipe.Freezes{Vision: true, Projector: true}
+	} else if strings.HasSuffix(r.LoadedBy(), "FastModel") {
+		return r.Inputf(v.At, "get_peft_model of FastModel adapts the encoder of images, too, unless "+
+			"finetune_vision_layers is False: this is not planned yet").
+			WithHint("set finetune_vision_layers to False to plan a training of the language model")
 	}
 	for name := range strings.FieldsSeq("finetune_language_layers finetune_attention_modules finetune_mlp_modules") {
 		if m := v.Member(name); m != nil && !recipe.On(m.Value) {
