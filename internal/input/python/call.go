@@ -167,6 +167,10 @@ func (b *block) isInstance(v, class *Value, at int) *Value {
 	kinds := map[string]Kind{"str": Text, "bool": Bool, "list": List, "tuple": List, "dict": Dict, "int": Number,
 		"float": Number}
 	kind, known := kinds[class.Text]
+	plain := v.Kind == None || v.Kind == Text || v.Kind == Number || v.Kind == Bool
+	if class.Kind == Symbol && !known && plain && class.Text != "object" { // a class of another module
+		return &Value{Kind: Bool, At: at}
+	}
 	if class.Kind != Symbol || !known || v.Kind == Unknown || v.Kind == Symbol || kind == Number && v.Kind == Number {
 		return nil
 	}

@@ -11,6 +11,7 @@ import (
 // evaluator evaluates the statements of a source and of the modules that it imports.
 type evaluator struct {
 	open      Opener
+	known     []string
 	modules   map[string]map[string]*Value
 	calls     []*Value
 	unread    []int
@@ -21,9 +22,6 @@ type evaluator struct {
 	depth     int // of calls of functions
 	returned  *Value
 }
-
-// Own stands before the names of classes that the source or its project defines.
-const Own = "__main__."
 
 // Limits of an evaluation. No configuration comes near them.
 const (
@@ -88,7 +86,7 @@ func (b *block) statement(s *statement) {
 	case defines:
 		b.define(s)
 	case classes:
-		b.local[s.name] = &Value{Kind: Symbol, Text: Own + s.name, At: b.file.position(s.at)}
+		b.local[s.name] = &Value{Kind: Symbol, Text: strings.TrimLeft(b.global["__name__"].Text, ".") + "." + s.name, At: b.file.position(s.at)}
 	case returns:
 		is := &Value{Kind: None, At: b.file.position(s.at)}
 		if s.value != nil {
@@ -179,7 +177,8 @@ func (b *block) imports(s *statement) {
 
 // imported returns the names of a module of the same project, or nil.
 func (b *block) imported(module string) map[string]*Value {
-	if b.open == nil || b.depth > deepestCall {
+	first, _, _ := strings.Cut(module, ".")
+	if b.open == nil || b.depth > deepestCall || slices.Contains(b.known, first) {
 		return nil
 	}
 	for _, path := range ModulePaths(b.file.path, module) {

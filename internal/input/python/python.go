@@ -45,8 +45,9 @@ type file struct {
 // cell is a line of a notebook's source: its offset there, and in the file.
 type cell struct{ source, document int }
 
-// Read reads the source of a file. Opener may be nil.
-func Read(path string, content []byte, open Opener) (*Source, error) {
+// Read reads the source of a file. Opener may be nil. Packages of the list are not opened, though they may be here: what
+// they have is known by its name.
+func Read(path string, content []byte, open Opener, known ...string) (*Source, error) {
 	f := &file{path: path, text: string(content), main: true}
 	if IsNotebook(content) {
 		var err error
@@ -54,7 +55,7 @@ func Read(path string, content []byte, open Opener) (*Source, error) {
 			return nil, err
 		}
 	}
-	e := &evaluator{open: open, touched: map[string]int{}, modules: map[string]map[string]*Value{}}
+	e := &evaluator{open: open, known: known, touched: map[string]int{}, modules: map[string]map[string]*Value{}}
 	s := &Source{evaluator: e, file: f}
 	scope := e.module(f, "__main__")
 	s.AsksBF16, s.Touched = e.asked, e.touched

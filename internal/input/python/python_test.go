@@ -147,6 +147,10 @@ func TestImports(t *testing.T) {
 	if a := c.Attribute("a"); a == nil || a.String() != "8" || c.Attribute("b").At != -1 || len(s.Functions) != 1 {
 		t.Errorf("got %+v, a %+v, b %+v of %v", c, a, c.Attribute("b"), s.Functions)
 	}
+	if s, err = Read("p/r.py", []byte("from p.common import base as x\n"), open, "p"); err != nil ||
+		s.Names["x"].Text != "p.common.base" || s.evaluator.modules["p/common.py"] != nil {
+		t.Errorf("a known package is opened: %v, %v", s.Names["x"], err)
+	}
 	if s.Call("g") != nil {
 		t.Error("a function that is not there was called")
 	}

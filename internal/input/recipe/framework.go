@@ -159,6 +159,8 @@ type Tricks struct {
 	LinearizesExperts bool
 	// QuantizesExperts says that the parameters that hold all experts of a layer are quantized, too.
 	QuantizesExperts bool
+	// OwnExperts says that the program has modules of its own for the experts of quantized models: Unsloth.
+	OwnExperts bool
 	// WidensNorms says that norms, embeddings and the head are kept in fp32.
 	WidensNorms bool
 	// ScalesProducts says that products of blocks are in fp8.

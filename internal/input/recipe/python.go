@@ -44,7 +44,7 @@ func readPython(file string, text []byte) (source *python.Source, function strin
 	source, err := python.Read(path, text, func(module string) ([]byte, string, error) {
 		text, err := files.Read(module, largest)
 		return text, module, err
-	})
+	}, libraries...)
 	if err != nil {
 		return nil, ""
 	}
@@ -220,7 +220,7 @@ func modelOf(model *python.Value) (m sourceModel) {
 // decides are attributes that a source sets, and methods that it calls, that decide what a training holds.
 var decides = map[string]string{"requires_grad": "which parameters are trained",
 	"requires_grad_": "which parameters are trained", "resize_token_embeddings": "the size of the vocabulary",
-	"add_adapter": "the adapter", "load_adapter": "the adapter", "merge_and_unload": "the weights"}
+	"add_adapter": "the adapter", "load_adapter": "the adapter"}
 
 // touches reads what else a source does to its model.
 func touches(root *strict.Value, source *python.Source) {
@@ -250,8 +250,8 @@ func TrainerOfSource(root *strict.Value, source *python.Source, trainer *python.
 	if trainer.Partial {
 		Arguments(root, &python.Value{Class: trainer.Class, Partial: true, At: trainer.At})
 	}
-	isOwn := args != nil && strings.HasPrefix(args.Class, python.Own)
-	isMade := !isOwn && args != nil && args.Kind == python.Object && args.From == nil && configures.MatchString(args.Class)
+	isMade := args != nil && args.Kind == python.Object && args.From == nil && configures.MatchString(args.Class) &&
+		OfLibrary(args)
 	switch {
 	case isMade:
 		Arguments(root, args, "model_init_kwargs")
@@ -287,6 +287,15 @@ func TrainerOfSource(root *strict.Value, source *python.Source, trainer *python.
 
 // configures matches the classes of libraries whose calls make a trainer's configuration.
 var configures = lazyregexp.New(`^(?:\w+\.)*[A-Z]\w*(?:Config|Arguments)$`)
+
+// libraries have the classes that are known by their names.
+var libraries = strings.Fields("transformers trl peft unsloth")
+
+// OfLibrary reports whether a class is one of these libraries, or of no module that the source names.
+func OfLibrary(v *python.Value) bool {
+	module, _, inModule := strings.Cut(v.Class, ".")
+	return !inModule || slices.Contains(libraries, module)
+}
 
 // named returns the call by which a trainer loads a model that it gets by its name: in fp32 unless model_init_kwargs say
 // another type (create_model_from_path in trl/trainer/utils.py).
@@ -340,7 +349,7 @@ func LoadedBy(to *strict.Value, call *python.Value) {
 
 // libraryName returns the name of a class without its module, or with it for one that the source defines.
 func libraryName(v *python.Value) string {
-	if strings.HasPrefix(v.Class, python.Own) {
+	if !OfLibrary(v) {
 		return v.Class
 	}
 	return v.Name()

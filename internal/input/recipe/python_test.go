@@ -90,6 +90,7 @@ func TestSourcesRefused(t *testing.T) {
 		{sourceOfLoRA, "trainer.train()", "for p in model.parameters(): p.requires_grad = False", "which parameters are trained"},
 		{sourceOfLoRA, "model=model", "model=FSDP(model)", "model is FSDP(...), which only a run can tell"},
 		{sourceOfLoRA, "model=model", "model=prepare_model_for_kbit_training(model)", "not quantized fp32"},
+		{sourceOfLoRA, "from peft import LoraConfig", "from own.peft import LoraConfig", "the adapter is"},
 		{sourceOfLoRA, "args=args", "**kwargs", "arguments of SFTTrainer that only a run can tell"},
 		{sourceOfLoRA, "max_length=2048", "max_length=2048, per_device_train_batchsize=1", "per_device_train_batchsize"},
 		{sourceOfUnsloth, "max_seq_length=4096", "fast_inference=True", "fast_inference of Unsloth is true"},

@@ -4,7 +4,6 @@ package trainer
 import (
 	"cmp"
 	"fmt"
-	"strings"
 
 	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/python"
@@ -80,7 +79,7 @@ func hasEnding(name string) bool {
 func fromPython(source *python.Source, _ string) *strict.Value {
 	var trainer *python.Value
 	for _, c := range source.Calls {
-		if name := c.Name(); c.From != nil || strings.HasPrefix(c.Class, python.Own) ||
+		if name := c.Name(); c.From != nil || !recipe.OfLibrary(c) ||
 			name != "Trainer" && name != "Seq2SeqTrainer" {
 			continue
 		}

@@ -1,8 +1,6 @@
 package trl
 
 import (
-	"strings"
-
 	"plimsoll/internal/input/python"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/strict"
@@ -21,7 +19,7 @@ var ofTrainer = []string{"max_seq_length", "max_length", "max_prompt_length", "b
 func fromPython(source *python.Source, _ string) *strict.Value {
 	var trainer *python.Value
 	for _, c := range source.Calls {
-		if trainers[c.Name()] == "" || c.From != nil || strings.HasPrefix(c.Class, python.Own) {
+		if trainers[c.Name()] == "" || c.From != nil || !recipe.OfLibrary(c) {
 			continue
 		}
 		if trainer != nil {

@@ -1,10 +1,8 @@
 package trl
 
 import (
-	"cmp"
 	"strings"
 
-	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/strict"
 )
@@ -47,27 +45,11 @@ func (r *reader) unsloth() error {
 	}
 	r.Note(recipe.Loaded, "is Unsloth's: its kernels for layers and the loss are not planned; the plan has the modules "+
 		"of transformers and a loss without whole logits, and a run may take less or more")
-	r.To.Weights, r.To.FusedLoss = "bf16", true
+	r.To.Weights, r.To.FusedLoss, r.To.OwnExperts = "bf16", true, true
 	if is := v.Member("dtype"); is != nil && recipe.PrecisionNames[is.Value.Text] != "" {
 		r.To.Weights = recipe.PrecisionNames[is.Value.Text]
 	}
-	return cmp.Or(r.unslothBits(v), r.unslothExperts(v))
-}
-
-// unslothExperts refuses mixtures of experts in 4 bits: Unsloth has modules of its own for some of them.
-func (r *reader) unslothExperts(v *strict.Value) error {
-	config, err := model.Described(r.To.Model)
-	if err != nil || r.To.Quantization == nil { // whoever loads the model says what is wrong with it
-		return nil
-	}
-	for key := range strings.FieldsSeq("num_experts num_local_experts n_routed_experts") {
-		if m := config.Root.Member(key); m != nil && recipe.On(m.Value) {
-			return r.Inputf(v.At, "%s is a mixture of experts, whose experts Unsloth quantizes in modules of its own, "+
-				"which is not planned yet", r.To.Model).
-				WithHint("set load_in_4bit to False to plan weights in 16 bits for an upper bound")
-		}
-	}
-	return nil
+	return r.unslothBits(v)
 }
 
 // unslothBits reads the quantization: 4 bits unless other bits or a full finetuning are asked for.
