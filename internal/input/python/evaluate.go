@@ -86,7 +86,8 @@ func (b *block) statement(s *statement) {
 	case defines:
 		b.define(s)
 	case classes:
-		b.local[s.name] = &Value{Kind: Symbol, Text: strings.TrimLeft(b.global["__name__"].Text, ".") + "." + s.name, At: b.file.position(s.at)}
+		module := strings.TrimLeft(b.global["__name__"].Text, ".")
+		b.local[s.name] = &Value{Kind: Symbol, Text: module + "." + s.name, At: b.file.position(s.at)}
 	case returns:
 		is := &Value{Kind: None, At: b.file.position(s.at)}
 		if s.value != nil {

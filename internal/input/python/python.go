@@ -45,8 +45,8 @@ type file struct {
 // cell is a line of a notebook's source: its offset there, and in the file.
 type cell struct{ source, document int }
 
-// Read reads the source of a file. Opener may be nil. Packages of the list are not opened, though they may be here: what
-// they have is known by its name.
+// Read reads the source of a file. Opener may be nil. Packages of the list are not opened, though they may be here:
+// what they have is known by its name.
 func Read(path string, content []byte, open Opener, known ...string) (*Source, error) {
 	f := &file{path: path, text: string(content), main: true}
 	if IsNotebook(content) {

@@ -138,7 +138,8 @@ func TestImports(t *testing.T) {
 		}
 		return nil, "", fmt.Errorf("no %s", path)
 	}
-	s, err := Read("p/r.py", []byte("from .common import base\ndef f():\n    c = base()\n    c.a = c.b * 2\n    return c\n"),
+	s, err := Read("p/r.py", []byte("from .common import base\ndef f():\n    c = base()\n"+
+		"    c.a = c.b * 2\n    return c\n"),
 		open)
 	if err != nil {
 		t.Fatal(err)

@@ -772,8 +772,8 @@ func (p *parser) atom() *expression {
 }
 
 // keywords are names that no expression has alone.
-var keywords = strings.Fields("and as assert async await break class continue def del elif else except finally for from " +
-	"global if import in is lambda nonlocal not or pass raise return try while with yield")
+var keywords = strings.Fields("and as assert async await break class continue def del elif else except finally for " +
+	"from global if import in is lambda nonlocal not or pass raise return try while with yield")
 
 // strings reads strings that stand beside each other.
 func (p *parser) strings(first token) *expression {

@@ -17,7 +17,7 @@ type Value struct {
 	Elements []*Value          // of a List
 	Members  []Member          // of a Dict, or the attributes of an Object
 	Class    string            // of an Object: the name of what was called, with its module, such as trl.SFTConfig
-	From     *Value            // of an Object: what it was called on, such as AutoBridge.from_hf_pretrained(...); or nil
+	From     *Value            // of an Object: what it was called on, such as Auto.from_pretrained(...); or nil
 	Given    []*Value          // of an Object: the arguments without names
 	Partial  bool              // of an Object: it has arguments that the source does not say
 	function *statement        // of a Function

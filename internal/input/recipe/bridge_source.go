@@ -157,8 +157,8 @@ func (s *megatronSections) computedSections() error {
 		for _, m := range section.Value.Members {
 			isRead := section.Name != "dataset" && section.Name != "comm_overlap" || strings.HasPrefix(m.Name, "seq")
 			if isRead && isComputed(m.Value) {
-				return s.Inputf(m.Value.At, "%s.%s of the recipe is %s, which only a run can tell", section.Name, m.Name,
-					saidBy(m.Value)).WithHint(bridgeInstead)
+				return s.Inputf(m.Value.At, "%s.%s of the recipe is %s, which only a run can tell", section.Name,
+					m.Name, saidBy(m.Value)).WithHint(bridgeInstead)
 			}
 		}
 	}

@@ -389,7 +389,8 @@ var harmless = lazyregexp.New(
 func template(d *strict.Document) error {
 	for _, m := range d.Root.Members {
 		if v := m.Value; isComputed(v) {
-			return d.Inputf(v.At, "%s is %s, which only a run can tell", m.Name, saidBy(v)).WithHint(asSource(d.File, v))
+			return d.Inputf(v.At, "%s is %s, which only a run can tell", m.Name, saidBy(v)).
+				WithHint(asSource(d.File, v))
 		}
 		if v := m.Value; v.Kind == '"' && strings.HasPrefix(v.Text, "$") && !harmless.MatchString(m.Name) {
 			return d.Inputf(v.At, "%s is %s, a variable: this file is a template", m.Name, v).

@@ -56,8 +56,8 @@ func TestGRPO(t *testing.T) {
 
 // TestSwiftGRPO reads how ms-swift's GRPO runs vLLM: the engine takes weights where the trainer has them.
 func TestSwiftGRPO(t *testing.T) {
-	const text = "rlhf_type: grpo\nmodel: x\ntuner_type: full\nuse_vllm: true\nvllm_mode: colocate\nmax_length: 1000\n" +
-		"gradient_accumulation_steps: 4\n"
+	const text = "rlhf_type: grpo\nmodel: x\ntuner_type: full\nuse_vllm: true\nvllm_mode: colocate\nmax_length: " +
+		"1000\ngradient_accumulation_steps: 4\n"
 	usual := func(change func(*rollout.Engine)) rollout.Engine {
 		e := rollout.New(rollout.VLLM)
 		e.Fraction, e.SharesProcess, e.Sync, e.Sequences = .9, true, rollout.GatheredModel, 4

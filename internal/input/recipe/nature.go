@@ -126,8 +126,8 @@ func asPython(path string, text []byte) string {
 	program := "python " + path
 	if source, _ := readPython(path, text); source != nil {
 		if names := configurationsOf(source); len(names) > 0 {
-			return fmt.Sprintf("it has recipes of Megatron-Bridge: give one of its functions, such as %s:%s (there are %d)",
-				path, names[0], len(names))
+			return fmt.Sprintf("it has recipes of Megatron-Bridge: give one of its %d functions, such as %s:%s",
+				len(names), path, names[0])
 		}
 	}
 	if titanFunction.Match(text) {

@@ -35,7 +35,8 @@ func parsePython(file string, text []byte) *strict.Document {
 	return nil
 }
 
-// readPython reads a source of Python or a notebook, and the function that a path names. It returns nil for other texts.
+// readPython reads a source of Python or a notebook, and the function that a path names. It returns nil for other
+// texts.
 func readPython(file string, text []byte) (source *python.Source, function string) {
 	path, function := files.SplitFunction(file)
 	if filepath.Ext(path) != ".py" && !python.IsNotebook(text) {
@@ -297,8 +298,8 @@ func OfLibrary(v *python.Value) bool {
 	return !inModule || slices.Contains(libraries, module)
 }
 
-// named returns the call by which a trainer loads a model that it gets by its name: in fp32 unless model_init_kwargs say
-// another type (create_model_from_path in trl/trainer/utils.py).
+// named returns the call by which a trainer loads a model that it gets by its name: in fp32 unless model_init_kwargs
+// say another type (create_model_from_path in trl/trainer/utils.py).
 func named(model, args *python.Value) *python.Value {
 	call := &python.Value{Kind: python.Object, Class: "from_pretrained", At: max(0, model.At),
 		Given: []*python.Value{model}}

@@ -82,7 +82,8 @@ func saidBy(v *strict.Value) string {
 // asSource says how a source is planned whose values only a run can tell.
 func asSource(file string, computed *strict.Value) string {
 	if strings.Contains(computed.Text, "parse_args") || strings.Contains(computed.Text, "args.") {
-		return fmt.Sprintf("its values stand on the command line: write the line that starts it into a script, such as "+
+		return fmt.Sprintf("its values stand on the command line: write the line that starts it into a script, such "+
+			"as "+
 			"run.sh, and give that; or 'plimsoll plan --gpu NAME -- python %s ...' plans the program as it runs", file)
 	}
 	return fmt.Sprintf("write the value in its place; or 'plimsoll plan --gpu NAME -- python %s' plans the program as "+
@@ -107,8 +108,8 @@ func (r *Reader) loadedTypes(v *strict.Value) error {
 		name, known := map[string]string{"flash_attention_2": "flash", "sdpa": "sdpa", "eager": "eager",
 			"flash_attention_3": "flash3"}[a.Value.Text]
 		if !known && a.Value.Kind == '"' {
-			return r.Inputf(a.Value.At, "attn_implementation is %s, expected flash_attention_2, flash_attention_3, sdpa or "+
-				"eager", a.Value)
+			return r.Inputf(a.Value.At, "attn_implementation is %s, expected flash_attention_2, flash_attention_3, "+
+				"sdpa or eager", a.Value)
 		}
 		r.To.Attention = name
 	}

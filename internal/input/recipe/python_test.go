@@ -56,7 +56,8 @@ func TestSources(t *testing.T) {
 		t.Fatal(err)
 	}
 	if f.Model != "unsloth/Qwen3-8B" || f.Sequence != 4096 || f.Adapter == nil || f.Adapter.Rank != 32 ||
-		!f.Adapter.Targets("model.layers.0.mlp.gate_proj") || f.Adapter.Targets("lm_head") || f.Quantization == nil || f.Offloading == nil || !f.FusedLoss {
+		!f.Adapter.Targets("model.layers.0.mlp.gate_proj") || f.Adapter.Targets("lm_head") ||
+		f.Quantization == nil || f.Offloading == nil || !f.FusedLoss {
 		t.Errorf("got %+v", f)
 	}
 	if f, err = readAs(t, "train.py", sourceOfTrainer); err != nil {
@@ -77,7 +78,8 @@ func readAs(t *testing.T, file, text string) (*Framework, error) {
 // a training holds is named.
 func TestSourcesRefused(t *testing.T) {
 	for _, change := range []struct{ in, old, new, says string }{
-		{sourceOfLoRA, "per_device_train_batch_size=2", "per_device_train_batch_size=n", "is n, which only a run can tell"},
+		{sourceOfLoRA, "per_device_train_batch_size=2", "per_device_train_batch_size=n",
+			"is n, which only a run can tell"},
 		{sourceOfLoRA, "r=8,", "r=f(),", "r of LoraConfig is f(...), which only a run"},
 		{sourceOfLoRA, `NAME = "Qwen/Qwen3-8B"`, "NAME = sys.argv[1]", "name of from_pretrained is sys.argv[...], which"},
 		{sourceOfLoRA, "load_in_4bit=True", "load_in_4bit=cli", "load_in_4bit of BitsAndBytesConfig is cli"},
@@ -87,16 +89,20 @@ func TestSourcesRefused(t *testing.T) {
 		{sourceOfLoRA, "args=args", "args=parser.parse_args()", "write the line that starts it into a script"},
 		{sourceOfLoRA, "args = SFTConfig(", "class Own(SFTConfig):\n    packing: bool = True\nargs = Own(",
 			"is __main__.Own(...), which only a run"},
-		{sourceOfLoRA, "trainer.train()", "for p in model.parameters(): p.requires_grad = False", "which parameters are trained"},
+		{sourceOfLoRA, "trainer.train()", "for p in model.parameters(): p.requires_grad = False",
+			"which parameters are trained"},
 		{sourceOfLoRA, "model=model", "model=FSDP(model)", "model is FSDP(...), which only a run can tell"},
 		{sourceOfLoRA, "model=model", "model=prepare_model_for_kbit_training(model)", "not quantized fp32"},
 		{sourceOfLoRA, "from peft import LoraConfig", "from own.peft import LoraConfig", "the adapter is"},
 		{sourceOfLoRA, "args=args", "**kwargs", "arguments of SFTTrainer that only a run can tell"},
-		{sourceOfLoRA, "max_length=2048", "max_length=2048, per_device_train_batchsize=1", "per_device_train_batchsize"},
+		{sourceOfLoRA, "max_length=2048", "max_length=2048, per_device_train_batchsize=1",
+			"per_device_train_batchsize"},
 		{sourceOfUnsloth, "max_seq_length=4096", "fast_inference=True", "fast_inference of Unsloth is true"},
-		{sourceOfUnsloth, "FastLanguageModel.from", "FastVisionModel.from", "FastVisionModel of Unsloth loads the model"},
+		{sourceOfUnsloth, "FastLanguageModel.from", "FastVisionModel.from",
+			"FastVisionModel of Unsloth loads the model"},
 		{sourceOfUnsloth, "SFT", "GRPO", "generates answers with the trainer's own weights"},
-		{sourceOfTrainer, "AutoModelForCausalLM.f", "AutoModelForTokenClassification.f", "head is not planned by a source"},
+		{sourceOfTrainer, "AutoModelForCausalLM.f", "AutoModelForTokenClassification.f",
+			"head is not planned by a source"},
 		{sourceOfTrainer, `AutoModelForCausalLM.from_pretrained("gpt2", dtype="bfloat16")`, "Own()",
 			"model is Own(...), which only a run can tell"},
 	} {

@@ -309,7 +309,8 @@ func (e *Engine) setSync(value string, _ bool) (err error) {
 		e.Sync = GatheredModel
 	default:
 		if e.Sync, err = ledger.ParseBytes(value); err != nil || e.Sync == 0 {
-			return fmt.Errorf("found %q, expected tensor, full, gathered or the size of a bucket, such as 512MiB", value)
+			return fmt.Errorf("found %q, expected tensor, full, gathered or the size of a bucket, such as 512MiB",
+				value)
 		}
 	}
 	return nil

@@ -34,8 +34,8 @@ func (r *resolver) quantization() error {
 		return nil
 	}
 	if f != nil && f.OwnExperts && len(r.job.FusedExperts()) > 0 {
-		return fault.File(f.File).Inputf("the model is a mixture of experts, which Unsloth quantizes in modules of its " +
-			"own: these are not planned yet").
+		return fault.File(f.File).Inputf("the model is a mixture of experts, which Unsloth quantizes in modules of " +
+			"its own: these are not planned yet").
 			WithHint("set load_in_4bit to False to plan weights in 16 bits, for an upper bound")
 	}
 	if q.Bits > 0 && len(r.job.FusedExperts()) > 0 {

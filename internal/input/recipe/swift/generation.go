@@ -52,12 +52,13 @@ func (r *reader) generation() error {
 		return r.Fault(kind, "is grpo: it generates answers by the model's own generate(), whose KV cache is not "+
 			"planned", "set use_vllm to true and vllm_mode to colocate or server to plan the job with vLLM")
 	case r.Word("vllm_mode") == "":
-		return r.Fault("use_vllm", "is true without vllm_mode, which ms-swift asks for", "set vllm_mode to colocate or "+
-			"server")
+		return r.Fault("use_vllm", "is true without vllm_mode, which ms-swift asks for", "set vllm_mode to colocate "+
+			"or server")
 	}
 	r.lengths()
 	e := r.engine()
-	r.To.Generation = &recipe.Generation{Engine: &e, Reference: !r.Gives("beta") || r.Number("beta") != 0} // 0.04 by default
+	judges := !r.Gives("beta") || r.Number("beta") != 0 // 0.04 by default
+	r.To.Generation = &recipe.Generation{Engine: &e, Reference: judges}
 	r.To.Chunks = recipe.BySequence
 	if r.To.Generation.Reference {
 		r.Note("beta", "is not 0: the model as it was loaded judges the answers")
@@ -126,8 +127,8 @@ func (r *reader) remarks() error {
 		}
 	}
 	if r.Truth("offload_model") && r.To.Generation.Reference {
-		r.Note("offload_model", "is true: the frozen model waits on the host, too, while answers are generated, and is "+
-			"planned on the GPU")
+		r.Note("offload_model", "is true: the frozen model waits on the host, too, while answers are generated, and "+
+			"is planned on the GPU")
 	}
 	return nil
 }

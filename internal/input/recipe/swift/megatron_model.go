@@ -28,7 +28,8 @@ func (m *megatronReader) model() error {
 			kind.Value.Text).WithHint("plimsoll plans " + recipe.CoreTypes)
 	}
 	of.Arguments(m.made, config.Root, name.At)
-	recipe.Give(m.made, "max_position_embeddings", name.At, m.made.Member("seq_length").Value) // of no rotary embedding's
+	length := m.made.Member("seq_length").Value
+	recipe.Give(m.made, "max_position_embeddings", name.At, length) // rotary embeddings have no table
 	m.types(config.Root, name.At)
 	if config.Root.Member("quantization_config") != nil {
 		m.note(name.At, "the weights of %s are quantized, and are made 16 bits while they load", name.Text)

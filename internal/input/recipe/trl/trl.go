@@ -82,8 +82,8 @@ type reader struct{ *recipe.Reader }
 func (r *reader) read() error {
 	r.Model("model_name_or_path")
 	if isUnsloth(r.LoadedBy()) && r.generates() {
-		return r.Fault(recipe.Loaded, "is Unsloth's, which generates answers with the trainer's own weights: this is not "+
-			"planned yet", "plan TRL's GRPOTrainer with vLLM for an upper bound")
+		return r.Fault(recipe.Loaded, "is Unsloth's, which generates answers with the trainer's own weights: this is "+
+			"not planned yet", "plan TRL's GRPOTrainer with vLLM for an upper bound")
 	}
 	if err := cmp.Or(
 		r.Unplanned("code of the source decides", "optimizers optimizer_cls_and_kwargs compute_loss_func"),

@@ -43,8 +43,8 @@ func (r *reader) unsloth() error {
 		return r.Inputf(m.At, "%s of Unsloth is %v, which is not planned yet", m.Name, m.Value).
 			WithHint("leave it out to plan the job without it, and expect its memory to differ")
 	}
-	r.Note(recipe.Loaded, "is Unsloth's: its kernels for layers and the loss are not planned; the plan has the modules "+
-		"of transformers and a loss without whole logits, and a run may take less or more")
+	r.Note(recipe.Loaded, "is Unsloth's: its kernels for layers and the loss are not planned; the plan has the "+
+		"modules of transformers and a loss without whole logits, and a run may take less or more")
 	r.To.Weights, r.To.FusedLoss, r.To.OwnExperts = "bf16", true, true
 	if is := v.Member("dtype"); is != nil && recipe.PrecisionNames[is.Value.Text] != "" {
 		r.To.Weights = recipe.PrecisionNames[is.Value.Text]
@@ -56,7 +56,8 @@ func (r *reader) unsloth() error {
 func (r *reader) unslothBits(v *strict.Value) error {
 	for _, ending := range []string{"-unsloth-bnb-4bit", "-bnb-4bit"} {
 		if plain, is := strings.CutSuffix(r.To.Model, ending); is {
-			r.Note(recipe.Loaded, "names weights in 4 bits: all linear layers are planned so, and Unsloth leaves some in 16")
+			r.Note(recipe.Loaded, "names weights in 4 bits: all linear layers are planned so, and Unsloth leaves "+
+				"some in 16")
 			r.To.Model = plain
 			return r.unsloth4()
 		}
@@ -91,7 +92,8 @@ func (r *reader) unslothAdapts(v *strict.Value) error {
 			values[name] = m.Value
 		}
 	}
-	for name := range strings.FieldsSeq("layers_to_transform layers_pattern use_dora init_lora_weights loftq_config qat_scheme") {
+	for name := range strings.FieldsSeq(`layers_to_transform layers_pattern use_dora init_lora_weights loftq_config
+		qat_scheme`) {
 		if m := v.Member(name); m != nil && recipe.On(m.Value) {
 			return r.Inputf(m.At, "%s of get_peft_model is %v, which is not planned yet", name, m.Value)
 		}
