@@ -161,6 +161,8 @@ type Tricks struct {
 	QuantizesExperts bool
 	// OwnExperts says that the program has modules of its own for the experts of quantized models: Unsloth.
 	OwnExperts bool
+	// Separate are names of modules that the program adapts one by one, also where transformers joins them.
+	Separate []string
 	// WidensNorms says that norms, embeddings and the head are kept in fp32.
 	WidensNorms bool
 	// ScalesProducts says that products of blocks are in fp8.

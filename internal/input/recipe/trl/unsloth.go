@@ -1,6 +1,7 @@
 package trl
 
 import (
+	"slices"
 	"strings"
 
 	"plimsoll/internal/input/recipe"
@@ -109,6 +110,10 @@ func (r *reader) unslothAdapts(v *strict.Value) error {
 		if m := v.Member(name); m != nil && !recipe.On(m.Value) {
 			return r.Inputf(m.At, "%s of get_peft_model is %v, which is not planned yet", name, m.Value)
 		}
+	}
+	r.To.Separate = recipe.AsList(values["target_modules"]).Texts()
+	if slices.Contains(r.To.Separate, "all-linear") {
+		r.To.Separate = nil
 	}
 	checkpoints := strict.Of("unsloth")
 	if m := v.Member("use_gradient_checkpointing"); m != nil {
