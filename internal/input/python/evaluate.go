@@ -182,7 +182,7 @@ func (b *block) imported(module string) map[string]*Value {
 	if b.open == nil || b.depth > deepestCall || slices.Contains(b.known, first) {
 		return nil
 	}
-	for _, path := range ModulePaths(b.file.path, module) {
+	for _, path := range modulePaths(b.file.path, module) {
 		if scope, is := b.modules[path]; is {
 			return scope
 		}

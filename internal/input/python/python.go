@@ -143,9 +143,9 @@ func (f *file) position(at int) int {
 	return c.document + at - c.source
 }
 
-// ModulePaths returns where a module may be that a source imports: beside it, or in a folder above that holds the first
+// modulePaths returns where a module may be that a source imports: beside it, or in a folder above that holds the first
 // package of its name.
-func ModulePaths(source, module string) (paths []string) {
+func modulePaths(source, module string) (paths []string) {
 	dots := len(module) - len(strings.TrimLeft(module, "."))
 	below := filepath.Join(strings.Split(module[dots:], ".")...)
 	folder := filepath.Dir(source)

@@ -93,7 +93,7 @@ func bridgeSection(name string, v *python.Value, at int) *strict.Value {
 		Give(section, m.Name, int64(max(m.At, at)), value)
 	}
 	if v.Partial {
-		Give(section, "arguments", int64(at), Computed("arguments of "+v.Name(), at))
+		Give(section, "arguments", int64(at), computedValue("arguments of "+v.Name(), at))
 	}
 	if name == "peft" && len(section.Members) == 0 {
 		Give(section, "adapter", int64(at), strict.Of(v.Name()))

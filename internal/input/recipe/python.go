@@ -71,8 +71,8 @@ func isComputed(v *strict.Value) bool { return v.Kind == '"' && strings.HasPrefi
 // computed begins the text of a value that only a run can tell.
 const computed = "$("
 
-// Computed returns the value of a key that only a run can tell, and why.
-func Computed(why string, at int) *strict.Value {
+// computedValue returns the value of a key that only a run can tell, and why.
+func computedValue(why string, at int) *strict.Value {
 	v := strict.Of(computed + why + ")")
 	v.At = int64(max(0, at))
 	return v
@@ -81,7 +81,7 @@ func Computed(why string, at int) *strict.Value {
 // enumerated matches a member of an enumeration, such as peft.TaskType.CAUSAL_LM.
 var enumerated = lazyregexp.New(`(?:^|\.)[A-Z]\w*[a-z]\w*\.([A-Z][A-Z0-9_]*)$`)
 
-// Literal returns a value of a source as one of a document. What the source does not say becomes Computed. A value of
+// Literal returns a value of a source as one of a document. What the source does not say becomes one that a run computes. A value of
 // another file is placed at an offset.
 func Literal(v *python.Value, at int) *strict.Value {
 	room := 1 << 12
@@ -93,7 +93,7 @@ func literal(v *python.Value, at int, room *int) *strict.Value {
 		at = v.At
 	}
 	if *room--; *room < 0 {
-		return Computed("a value of many parts", at)
+		return computedValue("a value of many parts", at)
 	}
 	is := &strict.Value{At: int64(at)}
 	switch v.Kind {
@@ -122,7 +122,7 @@ func literal(v *python.Value, at int, room *int) *strict.Value {
 	case python.Symbol:
 		return symbol(v, at)
 	default:
-		return Computed(fmt.Sprintf("%.60s", v), at)
+		return computedValue(fmt.Sprintf("%.60s", v), at)
 	}
 	is.At = int64(at)
 	return is
@@ -140,13 +140,13 @@ func symbol(v *python.Value, at int) *strict.Value {
 	case member != nil:
 		is.Text = member[1]
 	default:
-		return Computed(fmt.Sprintf("%.60s", v.Text), at)
+		return computedValue(fmt.Sprintf("%.60s", v.Text), at)
 	}
 	return is
 }
 
-// Arguments adds the arguments of a call to an object, but for those that a caller reads itself.
-func Arguments(to *strict.Value, call *python.Value, but ...string) {
+// argumentsOf adds the arguments of a call to an object, but for those that a caller reads itself.
+func argumentsOf(to *strict.Value, call *python.Value, but ...string) {
 	for _, m := range call.Members {
 		if !slices.Contains(but, m.Name) {
 			Give(to, m.Name, int64(max(m.At, call.At, 0)), Literal(m.Is, max(m.At, call.At)))
@@ -154,7 +154,7 @@ func Arguments(to *strict.Value, call *python.Value, but ...string) {
 	}
 	if call.Partial {
 		Give(to, "per_device_train_batch_size", int64(max(0, call.At)),
-			Computed("arguments of "+call.Name()+" that only a run can tell", call.At))
+			computedValue("arguments of "+call.Name()+" that only a run can tell", call.At))
 	}
 }
 
@@ -162,12 +162,13 @@ func Arguments(to *strict.Value, call *python.Value, but ...string) {
 const (
 	Loaded  = "from_pretrained" // arguments of from_pretrained, and the name of the model
 	Adapted = "LoraConfig"
+	unread  = "statements_not_read"
 	asked   = "is_bf16_supported" // the source asks whether the GPU computes in bf16
 )
 
 // SourceKeys are the keys of a source beside those of its program.
 var SourceKeys = strict.Keys{Loaded: rule.Free.OrNull(), Adapted: rule.Free.OrNull(),
-	asked: rule.Switched, prepared: rule.Switched}
+	unread: rule.Count, asked: rule.Switched, prepared: rule.Switched}
 
 // keeps are methods and functions that return the model that they get, and what they do to it.
 var keeps = map[string]string{"to": "", "cuda": "", "train": "", "prepare_model_for_kbit_training": prepared,
@@ -227,7 +228,7 @@ var decides = map[string]string{"requires_grad": "which parameters are trained",
 func touches(root *strict.Value, source *python.Source) {
 	for name, what := range decides {
 		if at, is := source.Touched[name]; is {
-			Give(root, name, int64(at), Computed(what+", decided by code", at))
+			Give(root, name, int64(at), computedValue(what+", decided by code", at))
 		}
 	}
 	if at, is := source.Touched["gradient_checkpointing_enable"]; is {
@@ -238,6 +239,9 @@ func touches(root *strict.Value, source *python.Source) {
 // TrainerOfSource gives a document what a trainer's constructor gets: the arguments of its configuration, how the model
 // is loaded, by its name or by a call, and the adapter that it gets.
 func TrainerOfSource(root *strict.Value, source *python.Source, trainer *python.Value) {
+	if n := len(source.Unread); n > 0 {
+		Give(root, unread, int64(source.Unread[0]), strict.Of(n))
+	}
 	if source.AsksBF16 {
 		Give(root, asked, root.At, strict.Of(true))
 	}
@@ -249,26 +253,26 @@ func TrainerOfSource(root *strict.Value, source *python.Source, trainer *python.
 	}
 	args := argument("args", 1)
 	if trainer.Partial {
-		Arguments(root, &python.Value{Class: trainer.Class, Partial: true, At: trainer.At})
+		argumentsOf(root, &python.Value{Class: trainer.Class, Partial: true, At: trainer.At})
 	}
 	isMade := args != nil && args.Kind == python.Object && args.From == nil && configures.MatchString(args.Class) &&
 		OfLibrary(args)
 	switch {
 	case isMade:
-		Arguments(root, args, "model_init_kwargs")
+		argumentsOf(root, args, "model_init_kwargs")
 	case args != nil && args.Kind != python.None:
-		Give(root, "per_device_train_batch_size", root.At, Computed(args.String(), trainer.At))
+		Give(root, "per_device_train_batch_size", root.At, computedValue(args.String(), trainer.At))
 	}
 	model := argument("model", 0)
 	made := modelOf(model)
 	switch {
 	case model == nil:
 	case model.Kind == python.Text:
-		LoadedBy(root, named(model, args))
+		loadedBy(root, named(model, args))
 	case made.loaded == nil:
-		Give(root, "model", root.At, Computed(model.String(), trainer.At))
+		Give(root, "model", root.At, computedValue(model.String(), trainer.At))
 	default:
-		LoadedBy(root, made.loaded)
+		loadedBy(root, made.loaded)
 	}
 	if made.prepared {
 		Give(root, prepared, root.At, strict.Of(true))
@@ -278,7 +282,7 @@ func TrainerOfSource(root *strict.Value, source *python.Source, trainer *python.
 		adapter = config
 	}
 	if adapter != nil {
-		AdaptedBy(root, adapter)
+		adaptedBy(root, adapter)
 	}
 	if is := modelOf(trainer.Attribute("ref_model")).loaded; is != nil && len(is.Given) > 0 {
 		Give(root, "ref_model", root.At, Literal(is.Given[0], trainer.At))
@@ -318,8 +322,8 @@ func named(model, args *python.Value) *python.Value {
 	return call
 }
 
-// LoadedBy gives a document the arguments of from_pretrained.
-func LoadedBy(to *strict.Value, call *python.Value) {
+// loadedBy gives a document the arguments of from_pretrained.
+func loadedBy(to *strict.Value, call *python.Value) {
 	object := &strict.Value{Kind: '{', At: int64(call.At)}
 	name := call.Attribute("pretrained_model_name_or_path")
 	if len(call.Given) > 0 {
@@ -336,14 +340,14 @@ func LoadedBy(to *strict.Value, call *python.Value) {
 		if q := m.Is; m.Name == "quantization_config" && q.Kind == python.Object {
 			config := &strict.Value{Kind: '{', At: int64(max(q.At, 0))}
 			Give(config, "class", config.At, strict.Of(libraryName(q)))
-			Arguments(config, q)
+			argumentsOf(config, q)
 			Give(object, m.Name, int64(max(m.At, 0)), config)
 			continue
 		}
 		Give(object, m.Name, int64(max(m.At, 0)), Literal(m.Is, max(m.At, call.At)))
 	}
 	if call.Partial {
-		Give(object, "arguments", int64(call.At), Computed("arguments of from_pretrained", call.At))
+		Give(object, "arguments", int64(call.At), computedValue("arguments of from_pretrained", call.At))
 	}
 	Give(to, Loaded, int64(call.At), object)
 }
@@ -356,8 +360,8 @@ func libraryName(v *python.Value) string {
 	return v.Name()
 }
 
-// AdaptedBy gives a document the arguments of a LoraConfig.
-func AdaptedBy(to *strict.Value, config *python.Value) {
+// adaptedBy gives a document the arguments of a LoraConfig.
+func adaptedBy(to *strict.Value, config *python.Value) {
 	at := int64(max(0, config.At))
 	object := &strict.Value{Kind: '{', At: at}
 	if config.Kind != python.Object {
@@ -369,7 +373,7 @@ func AdaptedBy(to *strict.Value, config *python.Value) {
 		Give(object, m.Name, int64(max(m.At, 0)), Literal(m.Is, max(m.At, config.At)))
 	}
 	if config.Partial {
-		Give(object, "arguments", at, Computed("arguments of "+config.Name(), config.At))
+		Give(object, "arguments", at, computedValue("arguments of "+config.Name(), config.At))
 	}
 	Give(to, Adapted, at, object)
 }

@@ -29,6 +29,9 @@ func (r *Reader) ReadLoaded(others bool) error {
 		return r.Fault(Loaded, "names no model", "give --model with its name")
 	}
 	r.To.Model, r.To.place = name.Value.Text, r.Position(name.Value.At)
+	if n := r.Integer(unread); n > 0 {
+		r.Note(unread, fmt.Sprintf("is %d: what they set is not known, and counts as not set", n))
+	}
 	if r.Truth(prepared) {
 		r.To.WidensNorms = true
 		r.Note(prepared, "makes the parameters that are not quantized fp32, and turns on checkpoints")
@@ -54,8 +57,8 @@ func (r *Reader) ReadLoaded(others bool) error {
 	return r.loadedTypes(v)
 }
 
-// LoadedBy returns the class that a source loads its model by, or "".
-func (r *Reader) LoadedBy() string {
+// LoaderClass returns the class that a source loads its model by, or "".
+func (r *Reader) LoaderClass() string {
 	v := r.Find(Loaded)
 	if v == nil || v.Member("class") == nil {
 		return ""

@@ -94,6 +94,7 @@ func TestSourcesRefused(t *testing.T) {
 		{sourceOfLoRA, "model=model", "model=FSDP(model)", "model is FSDP(...), which only a run can tell"},
 		{sourceOfLoRA, "model=model", "model=prepare_model_for_kbit_training(model)", "not quantized fp32"},
 		{sourceOfLoRA, "from peft import LoraConfig", "from own.peft import LoraConfig", "the adapter is"},
+		{sourceOfLoRA, "trainer.train()", "match a:\n    case 1:\n        b = 2", "what they set is not known"},
 		{sourceOfLoRA, "args=args", "**kwargs", "arguments of SFTTrainer that only a run can tell"},
 		{sourceOfLoRA, "max_length=2048", "max_length=2048, per_device_train_batchsize=1",
 			"per_device_train_batchsize"},

@@ -42,7 +42,7 @@ func (r *reader) read() error {
 		return r.Fault("model", "is made by code that is not read", "give --model with its name")
 	}
 	r.To.TrainedIn32 = recipe.UnderFSDP
-	if class := r.LoadedBy(); !trained(class) {
+	if class := r.LoaderClass(); !trained(class) {
 		return r.Fault(recipe.Loaded, fmt.Sprintf("is of %s, whose head is not planned by a source", class),
 			"name the model's config.json by --model, and its TrainingArguments by --training-args")
 	}

@@ -81,7 +81,7 @@ type reader struct{ *recipe.Reader }
 // read reads a file.
 func (r *reader) read() error {
 	r.Model("model_name_or_path")
-	if isUnsloth(r.LoadedBy()) && r.generates() {
+	if isUnsloth(r.LoaderClass()) && r.generates() {
 		return r.Fault(recipe.Loaded, "is Unsloth's, which generates answers with the trainer's own weights: this is "+
 			"not planned yet", "plan TRL's GRPOTrainer with vLLM for an upper bound")
 	}
@@ -134,7 +134,7 @@ func (r *reader) read() error {
 // source reads the model and the adapter of a source of Python, which loads and adapts the model itself.
 func (r *reader) source() error {
 	adapted := r.Find(recipe.Adapted)
-	byUnsloth := isUnsloth(r.LoadedBy())
+	byUnsloth := isUnsloth(r.LoaderClass())
 	if v := r.Find(recipe.Loaded); v == nil {
 		if err := cmp.Or(r.weights(false), r.ReadAttention("attn_implementation")); err != nil {
 			return err

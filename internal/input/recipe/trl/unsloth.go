@@ -101,7 +101,7 @@ func (r *reader) unslothAdapts(v *strict.Value) error {
 	}
 	if encoder := v.Member("finetune_vision_layers"); encoder != nil && !recipe.On(encoder.Value) {
 		r.To.Freezes = &recipe.Freezes{Vision: true, Projector: true}
-	} else if strings.HasSuffix(r.LoadedBy(), "FastModel") {
+	} else if strings.HasSuffix(r.LoaderClass(), "FastModel") {
 		return r.Inputf(v.At, "get_peft_model of FastModel adapts the encoder of images, too, unless "+
 			"finetune_vision_layers is False: this is not planned yet").
 			WithHint("set finetune_vision_layers to False to plan a training of the language model")
