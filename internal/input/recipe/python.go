@@ -81,8 +81,8 @@ func computedValue(why string, at int) *strict.Value {
 // enumerated matches a member of an enumeration, such as peft.TaskType.CAUSAL_LM.
 var enumerated = lazyregexp.New(`(?:^|\.)[A-Z]\w*[a-z]\w*\.([A-Z][A-Z0-9_]*)$`)
 
-// Literal returns a value of a source as one of a document. What the source does not say becomes one that a run computes. A value of
-// another file is placed at an offset.
+// Literal returns a value of a source as one of a document. What the source does not say becomes one that a run
+// computes. A value of another file is placed at an offset.
 func Literal(v *python.Value, at int) *strict.Value {
 	room := 1 << 12
 	return literal(v, at, &room)
