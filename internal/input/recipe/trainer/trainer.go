@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"fmt"
 
-	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/python"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/rule"
@@ -20,9 +19,8 @@ var Kind = &recipe.Kind{Name: "source of Python with transformers' Trainer", Fla
 	Program: &program, Python: fromPython, Settings: recipe.TrainerKeys}
 
 // program reads what such a source says. The length of its sequences is in the code that makes the samples.
-var program = recipe.Program{Name: "transformers", Hosts: true, Package: "transformers",
-	Release: version.Version{Major: 5, Minor: 24},
-	Read:    func(r *recipe.Reader) error { return (&reader{r}).read() },
+var program = recipe.Program{Name: "transformers", Hosts: true,
+	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
 	Keys: strict.Merge(recipe.SourceKeys, rule.Anything.For(mark+" model "+decided),
 		rule.Switched.For("predict_with_generate sortish_sampler"),
 		rule.Anything.For("generation_max_length generation_num_beams generation_config"))}
