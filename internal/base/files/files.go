@@ -15,6 +15,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"plimsoll/internal/base/lazyregexp"
 )
 
 // NotRegular is the error for a path that does not name a regular file.
@@ -163,8 +165,20 @@ func (t Texts) Read(path string, limit int64) ([]byte, error) {
 	if text, found := t[path]; found {
 		return text, nil
 	}
+	path, _ = SplitFunction(path)
 	return Read(path, limit)
 }
+
+// SplitFunction returns the path of a source of Python and the function in it that a path such as recipe.py:FUNCTION
+// names. For others it returns the path itself.
+func SplitFunction(path string) (file, function string) {
+	if found := ofFunction.FindStringSubmatch(path); found != nil {
+		return found[1], found[2]
+	}
+	return path, ""
+}
+
+var ofFunction = lazyregexp.New(`^(.+\.py):([A-Za-z_]\w*)$`)
 
 // Read reads a regular file of at most limit bytes. Errors are of type
 // *fs.PathError.

@@ -65,6 +65,10 @@ func TestSwiftDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Experts have no tensor parallelism by default, so 8 ranks hold TP 2 and EP 4.
+	if d := j.Degrees; d.ExpertTensor != 1 || d.Data != 4 {
+		t.Errorf("experts on %d ranks of tensor parallelism, data parallel %d", d.ExpertTensor, d.Data)
+	}
 	got = fmt.Sprintln(j.MicroBatch, j.Sequences(), j.Sequence, j.Recompute == "", j.Megatron.Attention, j.Distributed,
 		j.FusesLoss, j.FP16, j.NoMask, j.Reference, j.SequenceSplit, j.Expert, j.Micros)
 	if want := "2 4 4096 true flash false false true false true true 4 1"; got != want+"\n" {

@@ -121,22 +121,22 @@ func (m *Model) Labeling(labels int64) (*Model, error) {
 	return &labeling, nil
 }
 
-// Rewarding returns the model as AutoModelForSequenceClassification loads it with one label: a linear module "score" in
-// place of the head, as reward models have. The error is a *fault.Input.
-func (m *Model) Rewarding() (*Model, error) {
+// Classifying returns the model as AutoModelForSequenceClassification loads it with so many labels: a linear module
+// "score" in place of the head. Reward models have one label. The error is a *fault.Input.
+func (m *Model) Classifying(labels int64) (*Model, error) {
 	name := decoderOf(m.Architecture)
 	switch {
-	case m.Network.Head.PerSequence && m.Network.Head.Outputs == 1:
+	case m.Network.Head.PerSequence && m.Network.Head.Outputs == labels:
 		return m, nil
 	case !slices.Contains(classified, name):
-		return nil, fault.Inputf("plimsoll knows no reward model of %s: a class of a sequence", m.Architecture).
-			WithHint(Documented)
+		return nil, fault.Inputf("plimsoll knows no class of %s that has labels of sequences, as reward models and "+
+			"classifiers have", m.Architecture).WithHint(Documented)
 	}
-	rewarding, network := *m, *m.Network
-	rewarding.Parameters = slices.DeleteFunc(slices.Clone(m.Parameters), network.Head.has)
-	rewarding.Parameters = append(rewarding.Parameters, Parameter{Name: "score.weight",
-		Shape: []int64{1, network.headWidth()}, DType: m.Parameters[0].DType, Block: -1})
-	network.Head = Head{Projection: "score", Outputs: 1, Classes: true, PerSequence: true, EveryToken: true}
-	rewarding.Network, rewarding.Architecture = &network, name+"ForSequenceClassification"
-	return &rewarding, nil
+	classifying, network := *m, *m.Network
+	classifying.Parameters = slices.DeleteFunc(slices.Clone(m.Parameters), network.Head.has)
+	classifying.Parameters = append(classifying.Parameters, Parameter{Name: "score.weight",
+		Shape: []int64{labels, network.headWidth()}, DType: m.Parameters[0].DType, Block: -1})
+	network.Head = Head{Projection: "score", Outputs: labels, Classes: true, PerSequence: true, EveryToken: true}
+	classifying.Network, classifying.Architecture = &network, name+"ForSequenceClassification"
+	return &classifying, nil
 }

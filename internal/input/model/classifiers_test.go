@@ -23,7 +23,7 @@ func TestRewarding(t *testing.T) {
 		if m.Network == nil { // planned as a range
 			continue
 		}
-		got, err := m.Rewarding()
+		got, err := m.Classifying(1)
 		if err != nil || len(m.Parameters) > 1000 { // more take long
 			continue
 		}
@@ -45,7 +45,7 @@ func TestRewarding(t *testing.T) {
 		if diff := cmp.Diff(want, got, options); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-		if again, err := got.Rewarding(); again != got || err != nil {
+		if again, err := got.Classifying(1); again != got || err != nil {
 			t.Errorf("%s: a reward model changes: %v", name, err)
 		}
 		compared++
@@ -55,7 +55,7 @@ func TestRewarding(t *testing.T) {
 	}
 	for _, name := range []string{"bert-base-uncased", "t5-small"} {
 		if m, err := Load(name); err == nil {
-			if _, err := m.Rewarding(); err == nil {
+			if _, err := m.Classifying(1); err == nil {
 				t.Errorf("%s has a reward model", name)
 			}
 		}

@@ -19,6 +19,11 @@ import (
 // several is the name of a script with more than one training.
 const several = "several_trainings"
 
+// Several returns a document of more than one training.
+func Several(at int64) *strict.Value {
+	return &strict.Value{Kind: '{', At: at, Members: []strict.Member{{Name: several, At: at, Value: strict.Of(true)}}}
+}
+
 // training is a command of a script that starts a training of a kind.
 type training struct {
 	line      *launcher.Line

@@ -98,9 +98,9 @@ func TestForeignKeys(t *testing.T) {
 // TestRefusalBeforeForeignKeys gives a file of ms-swift that generates answers, with keys that only its other commands
 // know: the refusal says so, and not that the file is none of ms-swift.
 func TestRefusalBeforeForeignKeys(t *testing.T) {
-	text := "rlhf_type: grpo\nmodel: org/m\ntuner_type: lora\nteacher: a\nroll: b\nrewards: c\nweights: d\nhost: e\n"
+	text := "rlhf_type: ppo\nmodel: org/m\ntuner_type: lora\nteacher: a\nroll: b\nrewards: c\nweights: d\nhost: e\n"
 	if _, err := ParseFramework("grpo.yaml", []byte(text), Source{}); err == nil ||
-		!strings.Contains(err.Error(), "rlhf_type is grpo") {
+		!strings.Contains(err.Error(), "rlhf_type is ppo") {
 		t.Errorf("got %v", err)
 	}
 }

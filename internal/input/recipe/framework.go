@@ -88,6 +88,8 @@ type Loss struct {
 	Rewards bool
 	// TokenLabels is the number of labels of every token that a process reward model is trained on, 0 if none is.
 	TokenLabels int64
+	// SequenceLabels is the number of classes of a sequence that a classifier is trained on, 0 if none is.
+	SequenceLabels int64
 	// ValueHead says that a reward model keeps its language model's head, beside one with an output for every token.
 	ValueHead bool
 	FusedLoss bool
@@ -157,6 +159,10 @@ type Tricks struct {
 	LinearizesExperts bool
 	// QuantizesExperts says that the parameters that hold all experts of a layer are quantized, too.
 	QuantizesExperts bool
+	// OwnExperts says that the program has modules of its own for the experts of quantized models: Unsloth.
+	OwnExperts bool
+	// Separate are names of modules that the program adapts one by one, also where transformers joins them.
+	Separate []string
 	// WidensNorms says that norms, embeddings and the head are kept in fp32.
 	WidensNorms bool
 	// ScalesProducts says that products of blocks are in fp8.
@@ -302,6 +308,9 @@ func isTOML(file string) bool { return strings.HasSuffix(strings.ToLower(file), 
 
 // parseContent parses a text as what it looks like, whatever the name of its file. It returns nil if it cannot.
 func parseContent(file string, text []byte) *strict.Document {
+	if d := parsePython(file, text); d != nil {
+		return d
+	}
 	if d := parseCommand(file, text); d != nil {
 		return d
 	}
@@ -348,7 +357,8 @@ func (k *Kind) parse(d *strict.Document, from Source) (*Framework, error) {
 		return nil, err
 	}
 	r := &Reader{Reader: checked, Arguments: &strict.Value{Kind: '{'},
-		To: &Framework{File: d.File, Program: p.Name, Package: p.Package}, program: p.Name, texts: from.Texts}
+		To: &Framework{File: d.File, Program: p.Name, Package: p.Package}, program: p.Name, texts: from.Texts,
+		releases: from.Releases}
 	r.To.Release, r.To.Assumed = from.release(p)
 	r.noteRelease(p)
 	for _, m := range d.Root.Members {
@@ -380,6 +390,10 @@ var harmless = lazyregexp.New(
 // template refuses a file with variables that another program fills in.
 func template(d *strict.Document) error {
 	for _, m := range d.Root.Members {
+		if v := m.Value; isComputed(v) {
+			return d.Inputf(v.At, "%s is %s, which only a run can tell", m.Name, saidBy(v)).
+				WithHint(asSource(d.File, v))
+		}
 		if v := m.Value; v.Kind == '"' && strings.HasPrefix(v.Text, "$") && !harmless.MatchString(m.Name) {
 			return d.Inputf(v.At, "%s is %s, a variable: this file is a template", m.Name, v).
 				WithHint("give the file with the variables filled in")

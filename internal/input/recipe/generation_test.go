@@ -54,6 +54,62 @@ func TestGRPO(t *testing.T) {
 	}
 }
 
+// TestSwiftGRPO reads how ms-swift's GRPO runs vLLM: the engine takes weights where the trainer has them.
+func TestSwiftGRPO(t *testing.T) {
+	const text = "rlhf_type: grpo\nmodel: x\ntuner_type: full\nuse_vllm: true\nvllm_mode: colocate\nmax_length: " +
+		"1000\ngradient_accumulation_steps: 4\n"
+	usual := func(change func(*rollout.Engine)) rollout.Engine {
+		e := rollout.New(rollout.VLLM)
+		e.Fraction, e.SharesProcess, e.Sync, e.Sequences = .9, true, rollout.GatheredModel, 4
+		change(&e)
+		return e
+	}
+	for more, want := range map[string]struct {
+		engine    rollout.Engine
+		reference bool
+		sequence  int
+	}{
+		"":            {usual(func(*rollout.Engine) {}), true, 1512},
+		"beta: 0.0\n": {usual(func(*rollout.Engine) {}), false, 1512},
+		"sleep_level: 1\noffload_model: true\noffload_optimizer: true\nmove_model_batches: 16\n": {usual(
+			func(e *rollout.Engine) {
+				e.Sleep, e.SyncParts = 1, 16
+				e.Backups = rollout.Backups{Parameters: true, Optimizer: true}
+			}), true, 1512},
+		"vllm_gpu_memory_utilization: 0.4\nvllm_tensor_parallel_size: 2\nvllm_max_model_len: 1200\n" +
+			"vllm_enforce_eager: true\nper_device_train_batch_size: 3\n": {usual(func(e *rollout.Engine) {
+			e.Fraction, e.Tensor, e.Longest, e.Sequences, e.Graphs = .4, 2, 1200, 24, false
+		}), true, 1200},
+	} {
+		f, err := read(t, text+more)
+		if err != nil {
+			t.Errorf("%s: %v", more, err)
+			continue
+		}
+		if g := f.Generation; g == nil || *g.Engine != want.engine || g.Reference != want.reference ||
+			f.Sequence != want.sequence || f.Chunks != BySequence {
+			t.Errorf("%s: %+v, reference %t, %d tokens; want %+v", more, g.Engine, g.Reference, f.Sequence, want)
+		}
+	}
+	const alone = "rlhf_type: grpo\nmodel: x\ntuner_type: full\n"
+	for more, says := range map[string]string{"": "generate(), whose KV cache is not planned",
+		"use_vllm: true\n": "is true without vllm_mode"} {
+		if _, err := read(t, alone+more); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", more, err, says)
+		}
+	}
+	for more, says := range map[string]string{
+		"reward_model: [y]\n":                    "a model beside the trained one",
+		"teacher_model: y\n":                     "a teacher gives logits",
+		"vllm_enable_expert_parallel: true\n":    "the engine divides experts",
+		"external_plugins: a.py\noptimizer: x\n": "plugins may change",
+	} {
+		if _, err := read(t, text+more); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", more, err, says)
+		}
+	}
+}
+
 // verlText is a command of verl. Its last argument ends without a line.
 const verlText = `python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.max_prompt_length=512 \
 	data.max_response_length=1536 actor_rollout_ref.model.path=Qwen/Qwen3-8B \

@@ -11,6 +11,7 @@ import (
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/base/lazyregexp"
+	"plimsoll/internal/input/python"
 	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/strict"
 )
@@ -56,6 +57,9 @@ type Kind struct {
 	Assigns bool
 	// Arguments makes arguments of Megatron-LM of a command of a program that trains by Megatron core; nil for others.
 	Arguments func(*strict.Document) (MadeArguments, error)
+	// Python makes a document of a source of Python or a notebook, and of a function of it where a path names one: nil
+	// for sources of other programs.
+	Python func(source *python.Source, function string) *strict.Value
 	// Program says how a file becomes a Framework. It is nil for files of other functions.
 	Program *Program
 	// Settings are the keys of settings. SettingsOf returns those of a file, where they depend on its keys.
@@ -104,6 +108,7 @@ var (
 	SeveralKind = &Kind{Name: "script with more than one training", Marks: several,
 		Instead: "give the command of one training in a script of its own"}
 	ArgumentsKind = &Kind{Name: "file with arguments of Megatron-LM", Flag: MegatronFlag,
+		Python:   bridgeSource,
 		Marks:    megatronMark + " MODEL_ARGS num_layers+micro_batch_size num-layers+micro-batch-size",
 		Settings: argumentKeys, SettingsOf: argumentKeysOf}
 	sectionsKind = &Kind{Name: "configuration of NeMo or Megatron-Bridge", Flag: MegatronFlag}

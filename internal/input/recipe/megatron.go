@@ -276,7 +276,9 @@ func ReadMegatron(arguments string, texts files.Texts) (*Megatron, error) {
 		case err != nil:
 			return nil, &fault.Input{Where: fault.Position{File: arguments}, Err: err}
 		}
-		file, text, read = arguments, content, []string{arguments}
+		file, text = arguments, content
+		path, _ := files.SplitFunction(arguments)
+		read = []string{path}
 	}
 	d, source, err := parseMegatron(file, text)
 	if err != nil {
@@ -346,6 +348,12 @@ type MadeArguments struct {
 
 // parseMegatron returns arguments as a document with a member for each, and the name of the script.
 func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
+	if d := parsePython(file, text); d != nil {
+		if s := sectioned(d); s != nil {
+			made, err := s.arguments()
+			return made, source{notes: s.notes, ranks: s.ranks, perNode: s.perNode}, err
+		}
+	}
 	if strict.IsYAML(file) || strings.HasPrefix(strings.TrimSpace(string(text)), "{") {
 		d, err := strict.Parse(file, text)
 		if err != nil {

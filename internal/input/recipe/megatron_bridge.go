@@ -3,6 +3,7 @@ package recipe
 import (
 	"cmp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"plimsoll/internal/input/recipe/strict"
@@ -32,10 +33,23 @@ var silentBridge = strings.Fields(`init_method output_layer_init_method init_met
 // bridge reads a configuration of Megatron-Bridge: the run_config.yaml that it writes beside checkpoints, or one of
 // this form that says the model (src/megatron/bridge/training/config.py of August 2026).
 func (s *megatronSections) bridge() error {
+	if err := s.computedSections(); err != nil {
+		return err
+	}
+	if v := s.find("model." + bridgeUnplanned); v != nil {
+		return s.Inputf(v.At, "the model of this recipe of Megatron-Bridge is not planned: %s", v.Text).
+			WithHint("plimsoll plans " + CoreTypes + " in Megatron core; or " + bridgeInstead)
+	}
+	if v := s.find(bridgeGPUs); v != nil {
+		s.ranks, _ = strconv.ParseInt(v.Text, 10, 64)
+	}
+	if v := s.find("comm_overlap.tp_comm_overlap"); On(v) {
+		s.note(v, "tp_comm_overlap of comm_overlap: its user buffers are not planned")
+	}
 	if s.find("model.num_layers") == nil || s.find("model.hidden_size") == nil {
 		return s.Inputf(s.Root.At, "this file changes settings of a recipe of Megatron-Bridge, and does not say the "+
 			"model: model.num_layers is absent").
-			WithHint("give the run_config.yaml that Megatron-Bridge writes beside its checkpoints")
+			WithHint(bridgeInstead)
 	}
 	if err := cmp.Or(s.refuse("model", "it is a part of another model",
 		"teacher vision_config kd_config language_model"),
@@ -53,7 +67,18 @@ func (s *megatronSections) bridge() error {
 			overlap_param_gather_with_optimizer_step`), s.bridgeStates(),
 		s.same("ddp", `use_distributed_optimizer overlap_grad_reduce overlap_param_gather bucket_size=ddp_bucket_size
 			num_distributed_optimizer_instances fp8_param_gather
-			pad_buckets_for_high_nccl_busbw=ddp_pad_buckets_for_high_nccl_busbw`), s.bridgeRest())
+			pad_buckets_for_high_nccl_busbw=ddp_pad_buckets_for_high_nccl_busbw`), s.bridgeDistributed(), s.bridgeRest())
+}
+
+// bridgeDistributed makes the optimizer distributed where one of two keys says so
+// (_validate_and_sync_distributed_optimizer_settings in training/config.py).
+func (s *megatronSections) bridgeDistributed() error {
+	for key := range strings.FieldsSeq("optimizer.use_distributed_optimizer ddp.use_distributed_optimizer") {
+		if v := s.find(key); On(v) {
+			s.give("use_distributed_optimizer", v, true)
+		}
+	}
+	return nil
 }
 
 // bridgeModel reads the provider of the model, whose keys are those of megatron-core's TransformerConfig.
@@ -159,7 +184,11 @@ func (s *megatronSections) bridgeTypes() error {
 	case mixed.Kind != '{':
 		return s.fault(section, "plimsoll plans bf16_mixed and fp16_mixed")
 	}
-	if at := s.find("ddp.grad_reduce_in_fp32"); at != nil && !On(at) && s.is(section+".bf16") {
+	at := s.find("ddp.grad_reduce_in_fp32")
+	if section == "mixed_precision" { // which setup writes into ddp (training/mixed_precision.py)
+		at = s.find(section + ".grad_reduce_in_fp32")
+	}
+	if at != nil && !On(at) && s.is(section+".bf16") {
 		s.give("grad_reduce_in_bf16", at, true)
 	}
 	return s.same(section, "bf16 fp16 fp8=fp8_format fp8_recipe")

@@ -9,6 +9,7 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/input/recipe/strict"
 )
@@ -21,6 +22,7 @@ type Reader struct {
 	To        *Framework
 	program   string // for messages
 	texts     files.Texts
+	releases  func(pkg string) version.Version // nil where nothing says releases
 }
 
 // Since reports whether the program is of a release or a later one.
@@ -101,7 +103,7 @@ func (r *Reader) Adapt(key string, values map[string]*strict.Value) (err error) 
 	root := &strict.Value{Kind: '{'}
 	Give(root, "peft_type", r.At(key), strict.Of("LORA"))
 	Give(root, "task_type", r.At(key), strict.Of("CAUSAL_LM"))
-	if r.To.Rewards { // PEFT trains the head of a classifier of sequences (SEQ_CLS)
+	if r.To.Rewards || r.To.SequenceLabels > 0 { // PEFT trains the head of a classifier of sequences (SEQ_CLS)
 		saved := &strict.Value{Kind: '[', Elements: []*strict.Value{strict.Of("score")}}
 		if v := values["modules_to_save"]; v != nil {
 			saved.Elements = append(saved.Elements, v.Elements...)

@@ -54,9 +54,10 @@ type Engine struct {
 	// HostReference means that the frozen model waits on the host between its passes.
 	HostReference bool
 
-	// Sync is how weights come to the engine: 0 for one parameter after the other, WholeModel, or the bytes of a
-	// bucket.
-	Sync ledger.Bytes
+	// Sync is how weights come to the engine: 0 for one parameter after the other, WholeModel, GatheredModel, or the
+	// bytes of a bucket. SyncParts is the number of parts of a gathered model that come one after the other; 0 is 1.
+	Sync      ledger.Bytes
+	SyncParts int64
 	// ChunkedLogProbs means that log-probabilities are made of some tokens at a time. LogProbsBatch is the number of
 	// sequences of their passes; 0 for the micro batch of the update.
 	ChunkedLogProbs bool
@@ -84,8 +85,11 @@ func (e *Engine) ObjectStoreOf(host ledger.Bytes) ledger.Bytes {
 	return min(most, host/10*3)
 }
 
-// WholeModel is the value of Sync for a copy of all weights.
-const WholeModel ledger.Bytes = -1
+// WholeModel is the value of Sync for a copy of all weights, and GatheredModel for one where ranks shard them.
+const (
+	WholeModel    ledger.Bytes = -1
+	GatheredModel ledger.Bytes = -2
+)
 
 // Backups says what a trainer moves to the host.
 type Backups struct{ Parameters, Gradients, Optimizer bool }
@@ -190,6 +194,7 @@ var settings = map[string]setting{
 	"max-batched-tokens": counted(func(e *Engine) *int64 { return &e.BatchTokens }, 1),
 	"log-probs-batch":    counted(func(e *Engine) *int64 { return &e.LogProbsBatch }, 1),
 	"copies":             counted(func(e *Engine) *int64 { return &e.Copies }, 0),
+	"sync-parts":         counted(func(e *Engine) *int64 { return &e.SyncParts }, 1),
 	"fraction":           (*Engine).setFraction,
 	"sleep":              (*Engine).setSleep,
 	"server":             switched(func(e *Engine) *bool { return &e.Server }),
@@ -303,9 +308,12 @@ func (e *Engine) setSync(value string, _ bool) (err error) {
 		e.Sync = 0
 	case "full":
 		e.Sync = WholeModel
+	case "gathered":
+		e.Sync = GatheredModel
 	default:
 		if e.Sync, err = ledger.ParseBytes(value); err != nil || e.Sync == 0 {
-			return fmt.Errorf("found %q, expected tensor, full or the size of a bucket, such as 512MiB", value)
+			return fmt.Errorf("found %q, expected tensor, full, gathered or the size of a bucket, such as 512MiB",
+				value)
 		}
 	}
 	return nil

@@ -24,8 +24,8 @@ func TestParse(t *testing.T) {
 	if *e != want {
 		t.Errorf("parsed\n%+v, want\n%+v", *e, want)
 	}
-	changed, err := rollout.Parse("fraction=0.3,sleep=2", e)
-	want.Fraction, want.Sleep = .3, 2
+	changed, err := rollout.Parse("fraction=0.3,sleep=2,sync=gathered,sync-parts=16", e)
+	want.Fraction, want.Sleep, want.Sync, want.SyncParts = .3, 2, rollout.GatheredModel, 16
 	if err != nil || *changed != want {
 		t.Errorf("changed to %+v, %v", changed, err)
 	}

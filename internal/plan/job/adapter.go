@@ -54,6 +54,22 @@ func (r *resolver) adapter() (err error) {
 		return fault.File(j.Adapter.File).Inputf("target_modules matches no module of %s", j.Model.Name).
 			WithHint("its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", "))
 	}
+	return r.separateModules(modules)
+}
+
+// separateModules refuses a model that lacks a module that its program adapts: the program makes modules of its own,
+// such as Unsloth, which splits those that join projections.
+func (r *resolver) separateModules(modules []string) error {
+	f := r.Inputs.framework
+	if f == nil {
+		return nil
+	}
+	for _, name := range f.Separate {
+		if !slices.ContainsFunc(modules, func(module string) bool { return strings.HasSuffix(module, "."+name) }) {
+			return fault.File(f.File).Inputf("%s has no module %s: Unsloth makes modules of its own, which are not "+
+				"planned yet", r.job.Model.Name, name).WithHint("name the modules of transformers in target_modules")
+		}
+	}
 	return nil
 }
 

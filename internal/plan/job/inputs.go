@@ -175,9 +175,12 @@ func (in *Inputs) readModel() (err error) {
 	}
 	plain := in.model
 	if f := in.framework; f != nil && in.model.Network != nil {
-		if f.Rewards {
-			in.model, err = in.model.Rewarding()
-		} else if f.TokenLabels > 0 {
+		switch {
+		case f.Rewards:
+			in.model, err = in.model.Classifying(1)
+		case f.SequenceLabels > 0:
+			in.model, err = in.model.Classifying(f.SequenceLabels)
+		case f.TokenLabels > 0:
 			in.model, err = in.model.Labeling(f.TokenLabels)
 		}
 		if err != nil {

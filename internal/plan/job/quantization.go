@@ -33,6 +33,11 @@ func (r *resolver) quantization() error {
 	if r.job.QuantizesExperts = f != nil && f.QuantizesExperts; r.job.QuantizesExperts {
 		return nil
 	}
+	if f != nil && f.OwnExperts && len(r.job.FusedExperts()) > 0 {
+		return fault.File(f.File).Inputf("the model is a mixture of experts, which Unsloth quantizes in modules of " +
+			"its own: these are not planned yet").
+			WithHint("set load_in_4bit to False to plan weights in 16 bits, for an upper bound")
+	}
 	if q.Bits > 0 && len(r.job.FusedExperts()) > 0 {
 		r.assume("expert weights stay in %v: bitsandbytes quantizes only linear modules, and transformers 5 keeps "+
 			"the experts of a layer in one parameter", r.job.ParameterType)

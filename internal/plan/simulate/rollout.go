@@ -280,6 +280,9 @@ func (e *rolloutEngine) whySync() string {
 	switch {
 	case e.Sync == rollout.WholeModel:
 		return "all weights are gathered before the engine takes them (sync=full)"
+	case e.Sync == rollout.GatheredModel:
+		return fmt.Sprintf("sharded weights are gathered, in %d parts, before the engine takes them (sync=gathered)",
+			max(1, e.SyncParts))
 	case e.Sync > 0:
 		return fmt.Sprintf("a bucket of %v of gathered weights on their way to the engine", e.Sync)
 	}
@@ -292,9 +295,11 @@ func (e *rolloutEngine) bucket(all, largest int64, sharded bool) int64 {
 	switch {
 	case e.Sync == rollout.WholeModel:
 		return all
+	case e.Sync == rollout.GatheredModel && sharded:
+		return all / max(1, e.SyncParts)
 	case e.Sync > 0:
 		return int64(e.Sync)
-	case sharded:
+	case e.Sync == 0 && sharded:
 		return largest
 	}
 	return 0

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/input/rollout"
 	"plimsoll/internal/plan/allocator"
 )
 
@@ -34,5 +35,25 @@ func TestEvictAndRestore(t *testing.T) {
 	stays.free()
 	if gpu.live != 0 || gpu.failed != nil {
 		t.Errorf("%v are left, %v", gpu.live, gpu.failed)
+	}
+}
+
+// TestWeightSync holds what a sync gathers at a time: of ranks that shard the weights all, a part, or a parameter.
+func TestWeightSync(t *testing.T) {
+	const all, largest = 1000, 300
+	for _, c := range []struct {
+		sync    ledger.Bytes
+		parts   int64
+		sharded bool
+		want    int64
+	}{
+		{0, 0, true, largest}, {0, 0, false, 0}, {rollout.WholeModel, 0, false, all}, {64, 0, false, 64},
+		{rollout.GatheredModel, 0, true, all}, {rollout.GatheredModel, 4, true, all / 4},
+		{rollout.GatheredModel, 4, false, 0},
+	} {
+		e := &rolloutEngine{Engine: &rollout.Engine{Sync: c.sync, SyncParts: c.parts}}
+		if is := e.bucket(all, largest, c.sharded); is != c.want {
+			t.Errorf("sync %d in %d parts, sharded %t: %d, want %d", c.sync, c.parts, c.sharded, is, c.want)
+		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"plimsoll/internal/input/recipe/swift"
 	"plimsoll/internal/input/recipe/torchtitan"
 	"plimsoll/internal/input/recipe/torchtune"
+	"plimsoll/internal/input/recipe/trainer"
 	"plimsoll/internal/input/recipe/trl"
 	"plimsoll/internal/input/recipe/verl"
 )
@@ -32,6 +33,7 @@ func init() {
 			torchtitan.Kind,
 			litgpt.Kind,
 			swift.Preset,
+			trainer.Kind,
 			trl.Kind,
 			recipe.AccelerateKind,
 			recipe.DeepSpeedKind,

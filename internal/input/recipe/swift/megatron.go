@@ -204,7 +204,8 @@ func (m *megatronReader) defaults() {
 	if granularity != "none" {
 		m.give("recompute_granularity", "recompute_granularity", granularity)
 	}
-	for argument, usual := range map[string]any{"micro_batch_size": 1, "global_batch_size": 16} {
+	for argument, usual := range map[string]any{"micro_batch_size": 1, "global_batch_size": 16,
+		"expert_tensor_parallel_size": 1} {
 		if m.made.Member(argument) == nil {
 			m.give(argument, "", usual)
 		}

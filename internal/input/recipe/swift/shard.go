@@ -16,6 +16,9 @@ func (r *reader) shard() error {
 		if err != nil {
 			return err
 		}
+		if zero := d.Root.Find("zero_optimization"); r.Word("rlhf_type") == "grpo" && zero.Member(prefetched) != nil {
+			recipe.Give(zero, prefetched, 0, strict.Of(0)) // GRPOConfig in swift/rlhf_trainers/arguments.py
+		}
 		recipe.Give(r.Arguments, "deepspeed", r.At("deepspeed"), d.Root)
 	}
 	r.Set("gradient_checkpointing", "gradient_checkpointing", r.Truth("gradient_checkpointing"))
@@ -32,6 +35,9 @@ func (r *reader) shard() error {
 	}
 	return nil
 }
+
+// prefetched is the key of what ZeRO-3 gathers ahead.
+const prefetched = "stage3_prefetch_bucket_size"
 
 // fsdp reads the preset of FSDP2, or a file with the keys fsdp and fsdp_config.
 func (r *reader) fsdp() error {

@@ -57,13 +57,14 @@ var swift = recipe.Program{Name: "ms-swift", Hosts: true, Package: "ms-swift", R
 			"lisa_activated_layers":    rule.Count.Lax().OrNull(),
 			"freeze_parameters_ratio":  rule.Measured,
 		},
+		generationKeys,
 		rule.Anything.For(`ref_adapters use_galore freeze_parameters freeze_parameters_regex trainable_parameters
 			trainable_parameters_regex zero_hpz_partition_size deepspeed_autotp_size external_plugins device_map
-			max_memory new_special_tokens loss_type num_labels init_weights hqq_axis model_kwargs rpo_alpha
+			max_memory new_special_tokens loss_type init_weights hqq_axis model_kwargs rpo_alpha
 			router_aux_loss_coef`),
 		rule.Switched.For("freeze_llm packing vit_gradient_checkpointing use_logits_to_keep"),
 		rule.Switched.Default(true).For("freeze_vit freeze_aligner"),
-		rule.Counted.For("packing_length max_pixels"),
+		rule.Counted.For("packing_length max_pixels num_labels"),
 		rule.Worded.For("experts_impl"),
 	)}
 
@@ -97,6 +98,11 @@ func (r *reader) read() error {
 		return err
 	}
 	r.batch()
+	if r.Word("rlhf_type") == "grpo" {
+		if err := r.generation(); err != nil {
+			return err
+		}
+	}
 	if err := r.quantize(); err != nil || tuner == "full" {
 		return err
 	}
@@ -114,8 +120,8 @@ func (r *reader) refuse(tuner string) error {
 			return r.Fault(key, fmt.Sprintf("is %s, which is not planned yet", r.Find(key)), hint)
 		}
 	}
-	if v := r.Find("task_type"); v != nil && v.Text != "causal_lm" && r.Word("rlhf_type") != "rm" {
-		return r.Fault("task_type", fmt.Sprintf("is %s: it trains another head, which is not planned yet", v), "")
+	if err := r.task(); err != nil {
+		return err
 	}
 	if v := r.Find("sequence_parallel_size"); v != nil && v.Integer > 1 {
 		return r.Fault("sequence_parallel_size", "divides sequences over ranks, which is not planned yet",
@@ -132,26 +138,63 @@ func (r *reader) refuse(tuner string) error {
 		r.Unplanned("the optimizer has states of its own", "use_galore"),
 		r.Unplanned("it trains a part of the parameters", `freeze_parameters freeze_parameters_regex
 			trainable_parameters trainable_parameters_regex`),
-		r.Unplanned("plugins may change the model or the loss", "external_plugins optimizer"),
+		r.plugins(),
 		r.Unplanned("it divides the model in another way", `zero_hpz_partition_size deepspeed_autotp_size device_map
 			max_memory`),
 		r.Unplanned("it makes the vocabulary longer", "new_special_tokens"),
 		r.Unplanned("training goes on with an adapter whose adapter_config.json says its rank", "adapters"))
 }
 
+// task reads what the head is trained for: num_labels classes of a sequence, with a head in place of the language
+// model's (swift/model/register.py).
+func (r *reader) task() error {
+	const key, labels = "task_type", "num_labels"
+	v := r.Find(key)
+	switch {
+	case v == nil || v.Text == "causal_lm" || r.Word("rlhf_type") == "rm":
+		return r.Unplanned("it trains another head", labels)
+	case v.Text == "seq_cls" && r.Integer(labels) > 0:
+		r.To.SequenceLabels = r.Integer(labels)
+		r.Note(labels, fmt.Sprintf("is %d: the head has so many classes of a sequence", r.To.SequenceLabels))
+		return nil
+	case v.Text == "seq_cls":
+		return r.Fault(key, "is seq_cls, which needs num_labels", "add num_labels with the number of classes")
+	}
+	why := "it trains another head"
+	if sample := samplesOf[v.Text]; sample != "" {
+		why = "a pass has as many sequences as its samples have " + sample + ", which no key says"
+	}
+	return r.Fault(key, fmt.Sprintf("is %s: %s, which is not planned yet", v, why), "")
+}
+
+// samplesOf says what samples of tasks have that are told apart by comparison.
+var samplesOf = map[string]string{"embedding": "texts that are compared", "reranker": "documents",
+	"generative_reranker": "documents"}
+
+// plugins refuses code that may change the model or the loss. A training on generated answers has its rewards there.
+func (r *reader) plugins() error {
+	const own = "external_plugins"
+	if r.Word("rlhf_type") == "grpo" && recipe.On(r.Find(own)) {
+		r.Note(own, "is planned as rewards without a model, which take no memory of a GPU")
+		return r.Unplanned("plugins may change the model or the loss", "optimizer")
+	}
+	return r.Unplanned("plugins may change the model or the loss", own+" optimizer")
+}
+
 // answers reads what 'swift rlhf' trains on answers: swift/rlhf_trainers, and swift/arguments/rlhf_args.py.
 func (r *reader) answers() error {
 	if !r.Gives("swift_rlhf") && !r.Gives("rlhf_type") {
-		return cmp.Or(r.Unplanned("plugins may change the model or the loss", "loss_type"),
-			r.Unplanned("it trains another head", "num_labels"))
+		return r.Unplanned("plugins may change the model or the loss", "loss_type")
 	}
 	const key = "rlhf_type"
 	kind := r.Word(key)
-	why := map[string]string{"ppo": "it generates answers", "grpo": "it generates answers",
+	why := map[string]string{"ppo": "it generates answers beside a model of values",
 		"gkd": "it trains on the logits of a teacher", "kto": "its passes are those of TRL before 1.0"}[kind]
 	switch {
 	case why != "":
 		return r.Fault(key, fmt.Sprintf("is %s: %s, which is not planned yet", kind, why), "")
+	case kind == "grpo":
+		return nil // generation reads it
 	case kind == "rm":
 		r.To.Rewards = true
 		r.Note(key, "is rm: the head has one label, and passes have two sequences for each of a micro batch")

@@ -17,6 +17,7 @@ var Kind = &recipe.Kind{Name: "configuration of a training script, such as TRL's
 	Program: &trl, Settings: settings,
 	Marks: `trl_sft trl_dpo trl_kto trl_reward trl_grpo trl_rloo model_name_or_path dataset_name dataset_mixture
 		dataset_mixer use_peft lora_r+learning_rate lora_r+per_device_train_batch_size lora_r+num_train_epochs lora_r+output_dir`,
+	Python:   fromPython,
 	ConfigIn: "config", EveryDevice: true, ByAccelerate: true,
 	Commands: map[string]string{"trl sft": "trl_sft", "trl dpo": "trl_dpo", "trl kto": "trl_kto",
 		"trl reward": "trl_reward", "sft.py": "trl_sft", "dpo.py": "trl_dpo", "kto.py": "trl_kto",
@@ -53,7 +54,8 @@ var trl = recipe.Program{Name: "TRL", Hosts: true, Package: "trl", Release: vers
 			"bnb_4bit_quant_storage": rule.Worded,
 		},
 		rule.Anything.For(unplannedPasses),
-		generationKeys,
+		generationKeys, recipe.SourceKeys,
+		rule.Anything.For("model optimizers optimizer_cls_and_kwargs compute_loss_func"),
 	)}
 
 //go:embed ignored.txt
@@ -79,7 +81,12 @@ type reader struct{ *recipe.Reader }
 // read reads a file.
 func (r *reader) read() error {
 	r.Model("model_name_or_path")
+	if isUnsloth(r.LoaderClass()) && r.generates() {
+		return r.Fault(recipe.Loaded, "is Unsloth's, which generates answers with the trainer's own weights: this is "+
+			"not planned yet", "plan TRL's GRPOTrainer with vLLM for an upper bound")
+	}
 	if err := cmp.Or(
+		r.Unplanned("code of the source decides", "optimizers optimizer_cls_and_kwargs compute_loss_func"),
 		r.Unplanned("answers are generated and rewarded, beside a model of values", unplannedGeneration),
 		r.Unplanned("it changes what the passes hold", unplannedPasses),
 		r.Unplanned("it changes the models", unplannedParts), r.modelArguments()); err != nil {
@@ -105,6 +112,9 @@ func (r *reader) read() error {
 	if r.Truth("activation_offloading") {
 		r.To.Offloading = recipe.NewOffloading()
 	}
+	if r.Find(recipe.Loaded) != nil || r.Find(recipe.Adapted) != nil {
+		return r.source()
+	}
 	quantized := r.Truth("load_in_4bit") || r.Truth("load_in_8bit")
 	if err := cmp.Or(r.weights(quantized), r.ReadAttention("attn_implementation"), r.quantize()); err != nil {
 		return err
@@ -119,6 +129,34 @@ func (r *reader) read() error {
 		"lora_dropout": r.Value("lora_dropout"), "target_modules": recipe.OneName(r.Find("lora_target_modules")),
 		"target_parameters": recipe.AsList(r.Find("lora_target_parameters")), "use_rslora": r.Find("use_rslora"),
 		"use_dora": r.Find("use_dora"), "modules_to_save": recipe.AsList(r.Find("lora_modules_to_save"))})
+}
+
+// source reads the model and the adapter of a source of Python, which loads and adapts the model itself.
+func (r *reader) source() error {
+	adapted := r.Find(recipe.Adapted)
+	byUnsloth := isUnsloth(r.LoaderClass())
+	if v := r.Find(recipe.Loaded); v == nil {
+		if err := cmp.Or(r.weights(false), r.ReadAttention("attn_implementation")); err != nil {
+			return err
+		}
+	} else {
+		r.To.TrainedIn32 = recipe.UnderFSDP
+		if err := r.ReadLoaded(byUnsloth); err != nil {
+			return err
+		}
+		if byUnsloth {
+			if err := r.unsloth(); err != nil {
+				return err
+			}
+		}
+	}
+	if byUnsloth && adapted != nil && classOf(adapted) == "get_peft_model" {
+		return r.unslothAdapts(adapted)
+	}
+	if r.To.Quantization != nil {
+		r.To.AdapterPrecision = "bf16" // SFTTrainer converts adapters of quantized models
+	}
+	return r.ReadAdapted()
 }
 
 // arguments sets TRL's own defaults of TrainingArguments, which depend on its release.

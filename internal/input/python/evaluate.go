@@ -1,0 +1,640 @@
+package python
+
+import (
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// evaluator evaluates the statements of a source and of the modules that it imports.
+type evaluator struct {
+	open      Opener
+	known     []string
+	modules   map[string]map[string]*Value
+	calls     []*Value
+	unread    []int
+	functions []string
+	asked     bool
+	touched   map[string]int
+	steps     int
+	depth     int // of calls of functions
+	returned  *Value
+}
+
+// Limits of an evaluation. No configuration comes near them.
+const (
+	mostSteps   = 400_000
+	longest     = 1 << 14 // of a text or a list that is put together
+	deepestCall = 24
+)
+
+// block is where statements run: the names that they bind and those that they see.
+type block struct {
+	*evaluator
+	file   *file
+	local  map[string]*Value
+	global map[string]*Value
+	unsure string // the condition that only a run can tell, "" for statements that run
+}
+
+// module evaluates a source, and returns the names that it binds.
+func (e *evaluator) module(f *file, name string) map[string]*Value {
+	scope := map[string]*Value{"__name__": {Kind: Text, Text: name, At: -1}}
+	b := &block{evaluator: e, file: f, local: scope, global: scope}
+	before := e.returned
+	e.returned = nil
+	b.run(parse(f.text))
+	e.returned = before
+	return scope
+}
+
+// run runs statements, until one returns.
+func (b *block) run(list []*statement) {
+	for _, s := range list {
+		if b.steps++; b.returned != nil || b.steps > mostSteps {
+			return
+		}
+		b.statement(s)
+	}
+}
+
+func (b *block) statement(s *statement) {
+	switch s.kind {
+	case unread:
+		if b.file.main {
+			b.unread = append(b.unread, b.file.position(s.at))
+		}
+	case evaluates:
+		b.value(s.value)
+	case assigns:
+		b.assign(s)
+	case ifs:
+		b.condition(s)
+	case loops:
+		b.value(s.value)
+		b.perhaps(s.body, "a loop", s.targets...)
+	case withs:
+		value := b.value(s.value)
+		for _, t := range s.targets {
+			b.bind(t, value)
+		}
+		b.run(s.body)
+	case tries:
+		b.run(s.body)
+	case defines:
+		b.define(s)
+	case classes:
+		module := strings.TrimLeft(b.global["__name__"].Text, ".")
+		b.local[s.name] = &Value{Kind: Symbol, Text: module + "." + s.name, At: b.file.position(s.at)}
+	case returns:
+		is := &Value{Kind: None, At: b.file.position(s.at)}
+		if s.value != nil {
+			is = b.value(s.value)
+		}
+		if b.returned = is; b.unsure != "" {
+			b.returned = b.unknown(b.unsure, s.at)
+		}
+	case importing:
+		b.imports(s)
+	case raises:
+		if b.unsure == "" && b.depth > 0 {
+			b.returned = b.unknown("a function that raises", s.at)
+		}
+	}
+}
+
+func (b *block) unknown(why string, at int) *Value {
+	return &Value{Kind: Unknown, Text: why, At: b.file.position(at)}
+}
+
+func (b *block) define(s *statement) {
+	b.local[s.name] = &Value{Kind: Function, Text: s.name, At: b.file.position(s.at), function: s, scope: b.global,
+		file: b.file}
+	if b.file.main && b.depth == 0 {
+		b.functions = append(b.functions, s.name)
+	}
+}
+
+// condition runs the branch that a condition chooses. If only a run can tell, what both branches bind is unknown.
+func (b *block) condition(s *statement) {
+	v := b.value(s.value)
+	is, known := v.truth()
+	switch {
+	case known && is:
+		b.run(s.body)
+	case known:
+		b.run(s.otherwise)
+	default:
+		b.perhaps(s.body, s.value.String())
+		b.perhaps(s.otherwise, s.value.String())
+	}
+}
+
+// perhaps runs statements that may not run. The names that they bind become unknown.
+func (b *block) perhaps(list []*statement, why string, targets ...*expression) {
+	inner := &block{evaluator: b.evaluator, file: b.file, local: maps.Clone(b.local), global: b.global, unsure: why}
+	if b.unsure != "" {
+		inner.unsure = b.unsure
+	}
+	for _, t := range targets {
+		inner.bind(t, b.unknown(why, t.at))
+	}
+	before := maps.Clone(inner.local)
+	calls := len(b.calls)
+	inner.run(list)
+	for _, c := range b.calls[calls:] {
+		c.Partial = c.Partial || why != "a loop"
+	}
+	for name, is := range inner.local {
+		if was := before[name]; was != is && (was != nil || is.Kind != Function && is.Kind != Symbol) {
+			b.local[name] = b.unknown(inner.unsure, 0)
+		} else if was == nil {
+			b.local[name] = is
+		}
+	}
+	if b.returned != nil && b.depth == 0 {
+		b.returned = nil
+	}
+}
+
+// imports binds the names of an import. Modules of the same project are evaluated; names of others are symbols.
+func (b *block) imports(s *statement) {
+	for _, i := range s.imports {
+		symbol := &Value{Kind: Symbol, Text: strings.TrimLeft(i.module+"."+i.name, "."), At: b.file.position(s.at)}
+		switch {
+		case i.as == "*":
+			maps.Copy(b.local, b.imported(i.module))
+		case i.name == "":
+			symbol.Text = i.module
+			b.local[i.as] = symbol
+		default:
+			symbol.resolve = func() *Value { return b.imported(i.module)[i.name] }
+			b.local[i.as] = symbol
+		}
+	}
+}
+
+// imported returns the names of a module of the same project, or nil.
+func (b *block) imported(module string) map[string]*Value {
+	first, _, _ := strings.Cut(module, ".")
+	if b.open == nil || b.depth > deepestCall || slices.Contains(b.known, first) {
+		return nil
+	}
+	for _, path := range modulePaths(b.file.path, module) {
+		if scope, is := b.modules[path]; is {
+			return scope
+		}
+		content, found, err := b.open(path)
+		if err != nil {
+			continue
+		}
+		b.modules[path] = map[string]*Value{} // a circle of imports
+		b.depth++
+		scope := b.module(&file{path: found, text: string(content)}, module)
+		b.depth--
+		b.modules[path] = scope
+		return scope
+	}
+	return nil
+}
+
+// assign runs an assignment to all of its targets.
+func (b *block) assign(s *statement) {
+	value := b.value(s.value)
+	if s.name != "=" {
+		old := b.value(s.targets[0])
+		value = b.operation(strings.TrimSuffix(s.name, "="), old, value, s.at)
+	}
+	for _, t := range s.targets {
+		b.bind(t, value)
+	}
+}
+
+// bind gives a target a value: a name, an attribute, an item, or several of them.
+func (b *block) bind(t *expression, value *Value) {
+	switch t.kind {
+	case nameOf:
+		b.local[t.text] = value
+	case attribute:
+		b.touch(t.text, t.at)
+		if of := b.value(t.parts[0]); of.Kind == Object {
+			if b.unsure != "" {
+				value = b.unknown(b.unsure, t.at)
+			}
+			of.set(t.text, b.file.position(t.at), value)
+		}
+	case item:
+		of, key := b.value(t.parts[0]), b.value(t.parts[1])
+		if of.Kind == Dict && key.Kind == Text {
+			if b.unsure != "" {
+				value = b.unknown(b.unsure, t.at)
+			}
+			of.set(key.Text, b.file.position(t.at), value)
+		}
+	case tupleOf, listOf:
+		for i, part := range t.parts {
+			if value.Kind == List && len(value.Elements) == len(t.parts) {
+				b.bind(part, value.Elements[i])
+			} else {
+				b.bind(part, b.part(value, i, part.at))
+			}
+		}
+	}
+}
+
+// touch notes an attribute that the source sets, or a method that it calls.
+func (b *block) touch(name string, at int) {
+	if _, is := b.touched[name]; !is && b.file.main {
+		b.touched[name] = b.file.position(at)
+	}
+}
+
+// part returns an element of what a call returns, such as the model of a model with its tokenizer.
+func (b *block) part(of *Value, i, at int) *Value {
+	if of.Kind == Object && i == 0 {
+		return of
+	}
+	return b.unknown("a part of "+of.String(), at)
+}
+
+// value evaluates an expression.
+func (b *block) value(e *expression) *Value {
+	if b.steps++; e == nil || b.steps > mostSteps {
+		return &Value{Kind: Unknown, Text: "an expression", At: -1}
+	}
+	at := b.file.position(e.at)
+	switch e.kind {
+	case nameOf:
+		return b.name(e)
+	case numberOf:
+		return numberFrom(e.text, at)
+	case textOf:
+		return &Value{Kind: Text, Text: e.text, At: at}
+	case formatted:
+		return b.format(e)
+	case joined:
+		return b.join(e)
+	case attribute:
+		return b.attribute(e)
+	case call:
+		return b.call(e)
+	case item:
+		return b.item(e)
+	case listOf, tupleOf:
+		return b.list(e)
+	case dictOf:
+		return b.dict(e)
+	case unary:
+		return b.unary(e)
+	case binary:
+		return b.operation(e.text, b.value(e.parts[0]), b.value(e.parts[1]), e.at)
+	case comparison:
+		return b.compare(e)
+	case both, either:
+		return b.logical(e)
+	case choice:
+		return b.choose(e)
+	case assigned:
+		v := b.value(e.parts[0])
+		b.local[e.text] = v
+		return v
+	}
+	return b.unknown(e.String(), e.at)
+}
+
+func numberFrom(text string, at int) *Value {
+	v := &Value{Kind: Number, At: at}
+	if n, err := strconv.ParseInt(text, 0, 64); err == nil {
+		v.Number, v.Whole = float64(n), true
+		return v
+	}
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return &Value{Kind: Unknown, Text: text, At: at}
+	}
+	v.Number = n
+	return v
+}
+
+// name returns the value of a name. Names of Python itself are symbols.
+func (b *block) name(e *expression) *Value {
+	at := b.file.position(e.at)
+	switch e.text {
+	case "None":
+		return &Value{Kind: None, At: at}
+	case "True", "False":
+		return &Value{Kind: Bool, Truth: e.text == "True", At: at}
+	}
+	for _, scope := range []map[string]*Value{b.local, b.global} {
+		if v := scope[e.text]; v != nil {
+			return b.resolved(v)
+		}
+	}
+	return &Value{Kind: Symbol, Text: e.text, At: at}
+}
+
+// resolved returns a name of another module: its value, if the module is one of the same project.
+func (b *block) resolved(v *Value) *Value {
+	if v.resolve == nil {
+		return v
+	}
+	resolve := v.resolve
+	v.resolve = nil
+	if is := resolve(); is != nil && is != v {
+		is = b.resolved(is)
+		v.resolve = func() *Value { return is }
+		return is
+	}
+	return v
+}
+
+// format evaluates a string with values in it, where they are names or attributes.
+func (b *block) format(e *expression) *Value {
+	var all strings.Builder
+	for rest := e.text; rest != "" && all.Len() < longest; {
+		before, inner, found := strings.Cut(rest, "{")
+		if all.WriteString(strings.ReplaceAll(before, "}}", "}")); !found {
+			break
+		}
+		if after, escaped := strings.CutPrefix(inner, "{"); escaped {
+			all.WriteString("{")
+			rest = after
+			continue
+		}
+		source, after, closed := strings.Cut(inner, "}")
+		parts := parse(source + "\n")
+		if !closed || len(parts) != 1 || parts[0].kind != evaluates {
+			return b.unknown("a string with "+source, e.at)
+		}
+		v := (&block{b.evaluator, &file{}, b.local, b.global, b.unsure}).value(parts[0].value)
+		switch v.Kind {
+		case Text:
+			all.WriteString(v.Text)
+		case Number, Bool, None:
+			all.WriteString(v.String())
+		default:
+			return b.unknown("a string with "+source, e.at)
+		}
+		rest = after
+	}
+	return &Value{Kind: Text, Text: all.String(), At: b.file.position(e.at)}
+}
+
+func (b *block) join(e *expression) *Value {
+	all := &Value{Kind: Text, At: b.file.position(e.at)}
+	for _, part := range e.parts {
+		v := b.value(part)
+		if v.Kind != Text {
+			return v
+		}
+		all.Text += v.Text
+	}
+	return all
+}
+
+func (b *block) attribute(e *expression) *Value {
+	return b.attributeOf(b.value(e.parts[0]), e)
+}
+
+func (b *block) attributeOf(of *Value, e *expression) *Value {
+	switch of.Kind {
+	case Symbol:
+		return &Value{Kind: Symbol, Text: of.Text + "." + e.text, At: b.file.position(e.at)}
+	case Object:
+		if is := of.Attribute(e.text); is != nil {
+			return is
+		}
+		return &Value{Kind: Unknown, Text: e.String(), At: b.file.position(e.at), From: of}
+	}
+	return b.unknown(e.String(), e.at)
+}
+
+func (b *block) item(e *expression) *Value {
+	of, key := b.value(e.parts[0]), b.value(e.parts[1])
+	switch {
+	case of.Kind == Dict && key.Kind == Text:
+		if is := of.Attribute(key.Text); is != nil {
+			return is
+		}
+	case of.Kind == List && key.Kind == Number:
+		i := int(key.Number)
+		if i < 0 {
+			i += len(of.Elements)
+		}
+		if i >= 0 && i < len(of.Elements) {
+			return of.Elements[i]
+		}
+	}
+	return b.unknown(e.String(), e.at)
+}
+
+func (b *block) list(e *expression) *Value {
+	list := &Value{Kind: List, At: b.file.position(e.at)}
+	for _, part := range e.parts {
+		if part.kind != starred {
+			list.Elements = append(list.Elements, b.value(part))
+			continue
+		}
+		spread := b.value(part.parts[0])
+		if spread.Kind != List {
+			return b.unknown(part.parts[0].String(), e.at)
+		}
+		list.Elements = append(list.Elements, spread.Elements...)
+	}
+	return list
+}
+
+// dict evaluates a dict whose keys are texts.
+func (b *block) dict(e *expression) *Value {
+	all := &Value{Kind: Dict, At: b.file.position(e.at)}
+	for i := 0; i+1 < len(e.parts); i += 2 {
+		value := b.value(e.parts[i+1])
+		if e.parts[i] == nil {
+			if value.Kind != Dict {
+				return b.unknown(e.parts[i+1].String(), e.at)
+			}
+			for _, m := range value.Members {
+				all.set(m.Name, m.At, m.Is)
+			}
+			continue
+		}
+		key := b.value(e.parts[i])
+		switch key.Kind {
+		case Text:
+			all.set(key.Text, key.At, value)
+		case Number, None, Bool:
+			all.set(key.String(), key.At, value)
+		default:
+			return b.unknown(e.parts[i].String(), e.at)
+		}
+	}
+	return all
+}
+
+func (b *block) unary(e *expression) *Value {
+	v := b.value(e.parts[0])
+	at := b.file.position(e.at)
+	switch is, known := v.truth(); {
+	case e.text == "not" && known:
+		return &Value{Kind: Bool, Truth: !is, At: at}
+	case e.text == "-" && v.Kind == Number:
+		return &Value{Kind: Number, Number: -v.Number, Whole: v.Whole, At: at}
+	case e.text == "+" && v.Kind == Number:
+		return v
+	}
+	return b.unknown(reason(v, e), e.at)
+}
+
+// reason returns why a value is not known: what it depends on.
+func reason(v *Value, e *expression) string {
+	if v.Kind == Unknown || v.Kind == Symbol {
+		return v.Text
+	}
+	return e.String()
+}
+
+// operation computes numbers, and joins texts, lists and dicts.
+func (b *block) operation(operator string, x, y *Value, at int) *Value {
+	place := b.file.position(at)
+	switch {
+	case x.Kind == Number && y.Kind == Number:
+		if v := arithmetic(operator, x, y); v != nil {
+			v.At = place
+			return v
+		}
+	case len(x.Text)+len(y.Text) > longest || len(x.Elements)+len(y.Elements) > longest:
+	case operator == "+" && x.Kind == Text && y.Kind == Text:
+		return &Value{Kind: Text, Text: x.Text + y.Text, At: place}
+	case operator == "+" && x.Kind == List && y.Kind == List:
+		return &Value{Kind: List, Elements: slices.Concat(x.Elements, y.Elements), At: place}
+	case operator == "*" && x.Kind == List && y.Kind == Number && y.Number*float64(len(x.Elements)) < longest:
+		return &Value{Kind: List, Elements: slices.Repeat(x.Elements, max(0, int(y.Number))), At: place}
+	case operator == "|" && x.Kind == Dict && y.Kind == Dict:
+		all := &Value{Kind: Dict, At: place, Members: slices.Clone(x.Members)}
+		for _, m := range y.Members {
+			all.set(m.Name, m.At, m.Is)
+		}
+		return all
+	}
+	for _, v := range []*Value{x, y} {
+		if v.Kind == Unknown {
+			return b.unknown(v.Text, at)
+		}
+	}
+	return b.unknown(x.String()+" "+operator+" "+y.String(), at)
+}
+
+// arithmetic returns nil where Python raises, and for numbers that are too large.
+func arithmetic(operator string, x, y *Value) *Value {
+	v := &Value{Kind: Number, Whole: x.Whole && y.Whole}
+	switch {
+	case operator == "+":
+		v.Number = x.Number + y.Number
+	case operator == "-":
+		v.Number = x.Number - y.Number
+	case operator == "*":
+		v.Number = x.Number * y.Number
+	case operator == "**":
+		v.Number = math.Pow(x.Number, y.Number)
+	case operator == "/" && y.Number != 0:
+		v.Number, v.Whole = x.Number/y.Number, false
+	case operator == "//" && y.Number != 0:
+		v.Number = math.Floor(x.Number / y.Number)
+	case operator == "%" && y.Number != 0:
+		v.Number = x.Number - y.Number*math.Floor(x.Number/y.Number)
+	default:
+		return nil
+	}
+	if math.Abs(v.Number) > 1<<53 || math.IsNaN(v.Number) {
+		return nil
+	}
+	return v
+}
+
+func (b *block) compare(e *expression) *Value {
+	x, y := b.value(e.parts[0]), b.value(e.parts[1])
+	is, known := false, false
+	switch e.text {
+	case "==", "is":
+		is, known = x.equal(y)
+	case "!=", "is not":
+		is, known = x.equal(y)
+		is = !is
+	case "in", "not in":
+		is, known = contains(y, x)
+		is = is == (e.text == "in")
+	default:
+		if x.Kind == Number && y.Kind == Number {
+			known = true
+			is = map[string]bool{"<": x.Number < y.Number, ">": x.Number > y.Number, "<=": x.Number <= y.Number,
+				">=": x.Number >= y.Number}[e.text]
+		}
+	}
+	if objects := x.Kind == Object && y.Kind == None || y.Kind == Object && x.Kind == None; objects &&
+		strings.HasPrefix(e.text, "is") {
+		is, known = e.text == "is not", true
+	}
+	if !known {
+		return b.unknown(reason(x, e), e.at)
+	}
+	return &Value{Kind: Bool, Truth: is, At: b.file.position(e.at)}
+}
+
+// contains reports whether a list, a dict or a text has a value.
+func contains(all, x *Value) (is, known bool) {
+	switch all.Kind {
+	case List:
+		for _, element := range all.Elements {
+			same, sure := element.equal(x)
+			if !sure {
+				return false, false
+			}
+			is = is || same
+		}
+		return is, true
+	case Dict:
+		return all.Attribute(x.Text) != nil, x.Kind == Text
+	case Text:
+		return strings.Contains(all.Text, x.Text), x.Kind == Text
+	}
+	return false, false
+}
+
+// logical evaluates and and or: the operand that decides.
+func (b *block) logical(e *expression) *Value {
+	x := b.value(e.parts[0])
+	is, known := x.truth()
+	if x.Kind == Object {
+		is, known = true, true
+	}
+	switch {
+	case !known:
+		y := b.value(e.parts[1])
+		if other, sure := y.truth(); sure && other == (e.kind == either) && y.Kind == Bool {
+			return y // whatever the first one is
+		}
+		return b.unknown(reason(x, e), e.at)
+	case is == (e.kind == either):
+		return x
+	}
+	return b.value(e.parts[1])
+}
+
+// choose evaluates the value that a condition chooses.
+func (b *block) choose(e *expression) *Value {
+	v := b.value(e.parts[0])
+	is, known := v.truth()
+	switch {
+	case !known:
+		x, y := b.value(e.parts[1]), b.value(e.parts[2])
+		if same, sure := x.equal(y); sure && same {
+			return x
+		}
+		return b.unknown(reason(v, e.parts[0]), e.at)
+	case is:
+		return b.value(e.parts[1])
+	}
+	return b.value(e.parts[2])
+}

@@ -1,0 +1,95 @@
+package recipe
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// bridgeRecipes are sources of a project with recipes of Megatron-Bridge, by their paths.
+var bridgeRecipes = map[string]string{
+	"own/common.py": `from megatron.core.optimizer import OptimizerConfig
+from megatron.bridge.training.config import ConfigContainer, DDPConfig, TrainingConfig
+
+def base(seq_length=4096):
+    optimizer = OptimizerConfig(optimizer="adam", lr=3e-4, use_distributed_optimizer=True)
+    cfg = ConfigContainer(model=None, train=TrainingConfig(train_iters=10, global_batch_size=32, micro_batch_size=2),
+                          optimizer=optimizer, ddp=DDPConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=False),
+                          dataset=data(seq_length), mixed_precision="bf16_mixed")
+    return cfg
+
+def data(seq_length):
+    from megatron.bridge.data import GPTDatasetConfig
+    return GPTDatasetConfig(seq_length=seq_length)
+`,
+	"own/recipes.py": `import torch
+from megatron.bridge import AutoBridge
+from own.common import base
+
+def qwen3_8b_pretrain_16gpu_config():
+    cfg = base()
+    cfg.model = AutoBridge.from_hf_pretrained("Qwen/Qwen3-8B").to_megatron_provider(load_weights=False)
+    cfg.model.tensor_model_parallel_size = 4
+    cfg.model.pipeline_dtype = torch.bfloat16
+    cfg.train.micro_batch_size = 1
+    return cfg
+
+def qwen3_8b_sft_config(peft=None):
+    cfg = qwen3_8b_pretrain_16gpu_config()
+    cfg.peft = LoRA(dim=8)
+    return cfg
+
+def qwen3_vl_config():
+    cfg = base()
+    cfg.model = AutoBridge.from_hf_pretrained("Qwen/Qwen3-VL-8B-Instruct").to_megatron_provider()
+    return cfg
+
+def unknown_config():
+    cfg = qwen3_8b_pretrain_16gpu_config()
+    cfg.train.micro_batch_size = int(os.environ["MBS"])
+    return cfg
+
+def hybrid_config():
+    cfg = base()
+    cfg.model = HybridProvider(num_layers=2, hidden_size=64)
+    return cfg
+`}
+
+// TestBridgeSource reads a recipe of Megatron-Bridge as its function makes it, with what it imports from its project.
+func TestBridgeSource(t *testing.T) {
+	folder := t.TempDir()
+	for name, text := range bridgeRecipes {
+		path := filepath.Join(folder, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	file := filepath.Join(folder, "own/recipes.py")
+	m, err := ReadMegatron(file+":qwen3_8b_pretrain_16gpu_config", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Layers != 36 || m.Hidden != 4096 || m.QueryGroups != 8 || !m.QKNorm || !m.SwiGLU || m.Tensor != 4 ||
+		m.MicroBatch != 1 || m.GlobalBatch != 32 || m.Sequence != 4096 || m.Ranks != 16 || !m.BF16 ||
+		!m.Distributed || len(m.Files) != 1 || m.Files[0] != file {
+		t.Errorf("got %+v", m)
+	}
+	for function, says := range map[string]string{
+		"qwen3_8b_sft_config": "it trains adapters", "qwen3_vl_config": "layers are not planned in Megatron core",
+		"unknown_config": "only a run can tell", "hybrid_config": "HybridProvider makes the model",
+	} {
+		if _, err := ReadMegatron(file+":"+function, nil); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", function, err, says)
+		}
+	}
+	if flag, err := Detect(file+":qwen3_8b_pretrain_16gpu_config", nil); flag != MegatronFlag {
+		t.Errorf("flag %q, %v", flag, err)
+	}
+	if _, err := Detect(file, nil); err == nil {
+		t.Error("a source of several recipes is taken for one")
+	}
+}

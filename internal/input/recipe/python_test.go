@@ -1,0 +1,130 @@
+package recipe
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"plimsoll/internal/base/fault"
+)
+
+const (
+	sourceOfLoRA = `import torch
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from peft import LoraConfig, TaskType
+from trl import SFTConfig, SFTTrainer
+
+NAME = "Qwen/Qwen3-8B"
+bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+model = AutoModelForCausalLM.from_pretrained(NAME, quantization_config=bits, attn_implementation="sdpa", device_map="auto")
+peft = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"], task_type=TaskType.CAUSAL_LM)
+args = SFTConfig(output_dir=f"out/{NAME}", per_device_train_batch_size=2, gradient_accumulation_steps=4,
+                 max_length=2048, learning_rate=lr(), report_to="none")
+trainer = SFTTrainer(model=model, args=args, train_dataset=load(), peft_config=peft)
+trainer.train()
+`
+	sourceOfUnsloth = `from unsloth import FastLanguageModel, is_bfloat16_supported
+model, tokenizer = FastLanguageModel.from_pretrained(model_name="unsloth/Qwen3-8B-unsloth-bnb-4bit", max_seq_length=4096)
+model = FastLanguageModel.get_peft_model(model, r=32, lora_alpha=32, loftq_config=None)
+from trl import SFTTrainer, SFTConfig
+trainer = SFTTrainer(model=model, tokenizer=tokenizer, train_dataset=d,
+    args=SFTConfig(per_device_train_batch_size=2, bf16=is_bfloat16_supported(), optim="adamw_8bit"))
+if False:
+    model, tokenizer = FastLanguageModel.from_pretrained(model_name="lora_model")
+`
+	sourceOfTrainer = `from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained("gpt2", dtype="bfloat16")
+Trainer(model, TrainingArguments("out", per_device_train_batch_size=4, bf16=True)).train()
+`
+)
+
+// TestSources reads what sources of Python say by literals: the model, its adapter, and the arguments of a trainer.
+func TestSources(t *testing.T) {
+	f, err := readAs(t, "train.py", sourceOfLoRA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Program != "TRL" || f.Model != "Qwen/Qwen3-8B" || f.Sequence != 2048 || f.Training.MicroBatch != 2 ||
+		f.Training.GradientAccumulation != 4 || f.Adapter == nil || f.Adapter.Rank != 8 || f.Quantization == nil ||
+		f.Attention != "sdpa" {
+		t.Errorf("got %+v", f)
+	}
+	if place := f.Place(); place.Line != 6 {
+		t.Errorf("the model is named at %v", place)
+	}
+	if f, err = readAs(t, "train.py", sourceOfUnsloth); err != nil {
+		t.Fatal(err)
+	}
+	if f.Model != "unsloth/Qwen3-8B" || f.Sequence != 4096 || f.Adapter == nil || f.Adapter.Rank != 32 ||
+		!f.Adapter.Targets("model.layers.0.mlp.gate_proj") || f.Adapter.Targets("lm_head") ||
+		f.Quantization == nil || f.Offloading == nil || !f.FusedLoss {
+		t.Errorf("got %+v", f)
+	}
+	if f, err = readAs(t, "train.py", sourceOfTrainer); err != nil {
+		t.Fatal(err)
+	}
+	if f.Program != "transformers" || f.Model != "gpt2" || f.Weights != "bf16" || f.Training.MicroBatch != 4 {
+		t.Errorf("got %+v", f)
+	}
+}
+
+// readAs reads a text as a file of a name.
+func readAs(t *testing.T, file, text string) (*Framework, error) {
+	t.Helper()
+	return ParseFramework(file, []byte(text), Source{})
+}
+
+// TestSourcesRefused holds that nothing is planned by a value that only a run can tell, and that code that decides what
+// a training holds is named.
+func TestSourcesRefused(t *testing.T) {
+	for _, change := range []struct{ in, old, new, says string }{
+		{sourceOfLoRA, "per_device_train_batch_size=2", "per_device_train_batch_size=n",
+			"is n, which only a run can tell"},
+		{sourceOfLoRA, "r=8,", "r=f(),", "r of LoraConfig is f(...), which only a run"},
+		{sourceOfLoRA, `NAME = "Qwen/Qwen3-8B"`, "NAME = sys.argv[1]", "name of from_pretrained is sys.argv[...], which"},
+		{sourceOfLoRA, "load_in_4bit=True", "load_in_4bit=cli", "load_in_4bit of BitsAndBytesConfig is cli"},
+		{sourceOfLoRA, "BitsAndBytesConfig(", "GPTQConfig(", "quantization_config is"},
+		{sourceOfLoRA, "LoraConfig(", "IA3Config(", "the adapter is"},
+		{sourceOfLoRA, "train_dataset=load(),", "optimizers=(o, None),", "code of the source decides"},
+		{sourceOfLoRA, "args=args", "args=parser.parse_args()", "write the line that starts it into a script"},
+		{sourceOfLoRA, "args = SFTConfig(", "class Own(SFTConfig):\n    packing: bool = True\nargs = Own(",
+			"is __main__.Own(...), which only a run"},
+		{sourceOfLoRA, "trainer.train()", "for p in model.parameters(): p.requires_grad = False",
+			"which parameters are trained"},
+		{sourceOfLoRA, "model=model", "model=FSDP(model)", "model is FSDP(...), which only a run can tell"},
+		{sourceOfLoRA, "model=model", "model=prepare_model_for_kbit_training(model)", "not quantized fp32"},
+		{sourceOfLoRA, "from peft import LoraConfig", "from own.peft import LoraConfig", "the adapter is"},
+		{sourceOfLoRA, "trainer.train()", "match a:\n    case 1:\n        b = 2", "what they set is not known"},
+		{sourceOfLoRA, "args=args", "**kwargs", "arguments of SFTTrainer that only a run can tell"},
+		{sourceOfLoRA, "max_length=2048", "max_length=2048, per_device_train_batchsize=1",
+			"per_device_train_batchsize"},
+		{sourceOfUnsloth, "max_seq_length=4096", "fast_inference=True", "fast_inference of Unsloth is true"},
+		{sourceOfUnsloth, "FastLanguageModel.from", "FastVisionModel.from",
+			"FastVisionModel of Unsloth loads the model"},
+		{sourceOfUnsloth, "SFT", "GRPO", "generates answers with the trainer's own weights"},
+		{sourceOfTrainer, "AutoModelForCausalLM.f", "AutoModelForTokenClassification.f",
+			"head is not planned by a source"},
+		{sourceOfTrainer, `AutoModelForCausalLM.from_pretrained("gpt2", dtype="bfloat16")`, "Own()",
+			"model is Own(...), which only a run can tell"},
+	} {
+		if !strings.Contains(change.in, change.old) {
+			t.Fatalf("%q is not in the source", change.old)
+		}
+		f, err := readAs(t, "train.py", strings.ReplaceAll(change.in, change.old, change.new))
+		said := ""
+		if err != nil {
+			said = err.Error()
+			var wrong *fault.Input
+			if errors.As(err, &wrong) {
+				said += wrong.Hint
+			}
+		} else {
+			for _, n := range f.Notes {
+				said += n.What
+			}
+		}
+		if !strings.Contains(said, change.says) {
+			t.Errorf("%s: %q, want %q", change.new, said, change.says)
+		}
+	}
+}

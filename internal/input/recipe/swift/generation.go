@@ -1,0 +1,134 @@
+package swift
+
+import (
+	"cmp"
+	"fmt"
+
+	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/rule"
+	"plimsoll/internal/input/recipe/strict"
+	"plimsoll/internal/input/rollout"
+)
+
+// generationKeys are the keys of GRPO that change memory, with ms-swift's defaults: RolloutTrainerArgumentsMixin and
+// GRPOArgumentsMixin in swift/rlhf_trainers/args_mixin.py.
+var generationKeys = strict.Merge(
+	rule.Anything.For(notGenerated+" "+ofTeachers+" vllm_engine_kwargs"),
+	rule.Measured.For("beta"),
+	rule.Switched.For(`use_vllm offload_model offload_optimizer vllm_enforce_eager vllm_enable_lora async_generate
+		vllm_enable_expert_parallel dynamic_sample`),
+	rule.Counted.For(`vllm_max_model_len max_model_len vllm_max_num_seqs steps_per_generation generation_batch_size
+		move_model_batches`),
+	rule.Worded.For("multi_turn_scheduler vllm_quantization"),
+	strict.Keys{
+		"vllm_mode":                   strict.Text("colocate", "server").OrNull(),
+		"vllm_gpu_memory_utilization": rule.Measured.Default(.9),
+		"vllm_tensor_parallel_size":   rule.Counted.Default(1),
+		"sleep_level":                 rule.Count.Lax(),
+		"max_completion_length":       rule.Counted.Default(512),
+	})
+
+// Keys of models beside the trained one, and of losses with passes of their own.
+const (
+	notGenerated = "reward_model reward_model_plugin chord_sft_dataset vllm_speculative_config"
+	ofTeachers   = "teacher_model sdar_loss_coef advantage_reweight"
+)
+
+// usualPrompt is the tokens of a prompt where the file does not say.
+const usualPrompt = 512
+
+// generation reads a training on answers that vLLM generates: swift/rlhf_trainers/grpo_trainer.py, and _prepare_vllm in
+// rollout_mixin.py.
+func (r *reader) generation() error {
+	const kind = "rlhf_type"
+	if err := cmp.Or(r.Unplanned("a model beside the trained one, or passes of another kind, are not planned",
+		notGenerated), r.Unplanned("a teacher gives logits", ofTeachers),
+		r.Unplanned("the reference model has an adapter", "ref_adapters"),
+		r.Unplanned("the engine divides experts", "vllm_enable_expert_parallel")); err != nil {
+		return err
+	}
+	switch {
+	case !r.Truth("use_vllm"):
+		return r.Fault(kind, "is grpo: it generates answers by the model's own generate(), whose KV cache is not "+
+			"planned", "set use_vllm to true and vllm_mode to colocate or server to plan the job with vLLM")
+	case r.Word("vllm_mode") == "":
+		return r.Fault("use_vllm", "is true without vllm_mode, which ms-swift asks for", "set vllm_mode to colocate "+
+			"or server")
+	}
+	r.lengths()
+	e := r.engine()
+	judges := !r.Gives("beta") || r.Number("beta") != 0 // 0.04 by default
+	r.To.Generation = &recipe.Generation{Engine: &e, Reference: judges}
+	r.To.Chunks = recipe.BySequence
+	if r.To.Generation.Reference {
+		r.Note("beta", "is not 0: the model as it was loaded judges the answers")
+	}
+	if m := r.Arguments.Member("use_liger_kernel"); m != nil && recipe.On(m.Value) {
+		r.Set("use_liger_kernel", "use_liger_kernel", false)
+		r.To.LigerModules = true
+		r.Note("use_liger_kernel", "is true: the loss of answers is planned with all logits, and takes less")
+	}
+	return r.remarks()
+}
+
+// engine reads the engine. Ranks start it in their own process, and it takes weights out of the trainer's tensors.
+func (r *reader) engine() rollout.Engine {
+	e := rollout.New(rollout.VLLM)
+	e.SharesProcess, e.Server = true, r.Word("vllm_mode") == "server"
+	e.Fraction, e.Tensor = r.Number("vllm_gpu_memory_utilization"), r.Integer("vllm_tensor_parallel_size")
+	e.Sleep, e.Longest = int(r.Integer("sleep_level")), cmp.Or(r.Integer("vllm_max_model_len"),
+		r.Integer("max_model_len"))
+	e.Graphs = !r.Truth("vllm_enforce_eager")
+	e.Backups = rollout.Backups{Parameters: r.Truth("offload_model"), Optimizer: r.Truth("offload_optimizer")}
+	e.Sync, e.SyncParts = rollout.GatheredModel, r.Integer("move_model_batches")
+	each, steps := r.Integer("per_device_train_batch_size"), r.Integer("steps_per_generation")
+	if steps == 0 {
+		steps = r.accumulation()
+	}
+	e.Sequences = cmp.Or(r.Integer("vllm_max_num_seqs"), each*e.Tensor*steps)
+	return e
+}
+
+// accumulation returns the micro batches of an optimizer step, as batch has set them.
+func (r *reader) accumulation() int64 {
+	if m := r.Arguments.Member("gradient_accumulation_steps"); m != nil {
+		return max(1, m.Value.Integer)
+	}
+	return 1
+}
+
+// lengths sets the tokens of a prompt with its answer. In a training on generated answers max_length is of prompts.
+func (r *reader) lengths() {
+	prompt, answer := r.Integer("max_length"), r.Integer("max_completion_length")
+	if prompt == 0 {
+		prompt = usualPrompt
+		r.Note("max_completion_length", fmt.Sprintf("is %d, and no key says the tokens of a prompt: %d are assumed, "+
+			"and --seq-len says both", answer, prompt))
+	}
+	r.To.Sequence = int(prompt + answer)
+	if most := r.Integer("vllm_max_model_len"); most > 0 && r.Word("vllm_mode") == "colocate" {
+		r.To.Sequence = min(r.To.Sequence, int(most))
+	}
+}
+
+// remarks notes what the plan leaves out.
+func (r *reader) remarks() error {
+	for _, n := range [][2]string{
+		{"multi_turn_scheduler", "has answers of several turns: each is planned with max_completion_length tokens"},
+		{"vllm_enable_lora", "is true: buffers of the engine for adapters are not planned"},
+		{"vllm_quantization", "is given: the engine is planned with weights in 16 bits"},
+		{"vllm_engine_kwargs", "is not read: it may change what the engine holds"},
+		{"async_generate", "is true: answers come while the trainer works, which changes no memory of its GPUs"},
+		{"dynamic_sample", "is true: answers are generated again, and each pass is as large as planned"},
+		{"generation_batch_size", "is of all ranks: the engine is planned for those of gradient_accumulation_steps"},
+	} {
+		if recipe.On(r.Find(n[0])) {
+			r.Note(n[0], n[1])
+		}
+	}
+	if r.Truth("offload_model") && r.To.Generation.Reference {
+		r.Note("offload_model", "is true: the frozen model waits on the host, too, while answers are generated, and "+
+			"is planned on the GPU")
+	}
+	return nil
+}

@@ -1,0 +1,128 @@
+package trl
+
+import (
+	"slices"
+	"strings"
+
+	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/strict"
+)
+
+// Unsloth's loaders (unsloth/models/loader.py), and the arguments of their from_pretrained and get_peft_model that are
+// read here.
+const (
+	unslothLoaders = "FastLanguageModel FastModel"
+	unslothLoading = `model_name max_seq_length dtype load_in_4bit load_in_8bit load_in_16bit full_finetuning`
+	unslothSilent  = `token device_map random_state trust_remote_code fix_tokenizer use_exact_model_name revision
+		max_lora_rank unsloth_force_compile`
+	unslothAdapter = "r target_modules lora_alpha lora_dropout bias use_rslora modules_to_save"
+)
+
+// unslothModules are the modules that Unsloth adapts where nothing names them.
+var unslothModules = strings.Fields("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj")
+
+// isUnsloth reports whether a class is one of Unsloth's loaders.
+func isUnsloth(class string) bool {
+	return strings.HasPrefix(class[strings.LastIndexByte(class, '.')+1:], "Fast")
+}
+
+// unsloth reads a model that Unsloth loads: in 4 bits by default, with layers that the backward pass runs again. Its
+// kernels are planned as the modules of transformers, which the plan says.
+func (r *reader) unsloth() error {
+	v := r.Find(recipe.Loaded)
+	class := classOf(v)
+	class = class[strings.LastIndexByte(class, '.')+1:]
+	if !strings.Contains(" "+unslothLoaders+" ", " "+class+" ") {
+		return r.Inputf(v.At, "%s of Unsloth loads the model, which is not planned yet", class).
+			WithHint("plimsoll plans FastLanguageModel and FastModel with texts")
+	}
+	for _, m := range v.Members {
+		if known := unslothLoading + " " + unslothSilent + " name class arguments"; strings.Contains(" "+known+" ",
+			" "+m.Name+" ") || !recipe.On(m.Value) {
+			continue
+		}
+		return r.Inputf(m.At, "%s of Unsloth is %v, which is not planned yet", m.Name, m.Value).
+			WithHint("leave it out to plan the job without it, and expect its memory to differ")
+	}
+	r.Note(recipe.Loaded, "is Unsloth's: its kernels for layers and the loss are not planned; the plan has the "+
+		"modules of transformers and a loss without whole logits, and a run may take less or more")
+	r.To.Weights, r.To.FusedLoss, r.To.OwnExperts = "bf16", true, true
+	if is := v.Member("dtype"); is != nil && recipe.PrecisionNames[is.Value.Text] != "" {
+		r.To.Weights = recipe.PrecisionNames[is.Value.Text]
+	}
+	return r.unslothBits(v)
+}
+
+// unslothBits reads the quantization: 4 bits unless other bits or a full finetuning are asked for.
+func (r *reader) unslothBits(v *strict.Value) error {
+	for _, ending := range []string{"-unsloth-bnb-4bit", "-bnb-4bit"} {
+		if plain, is := strings.CutSuffix(r.To.Model, ending); is {
+			r.Note(recipe.Loaded, "names weights in 4 bits: all linear layers are planned so, and Unsloth leaves "+
+				"some in 16")
+			r.To.Model = plain
+			return r.unsloth4()
+		}
+	}
+	on := func(key string) bool { m := v.Member(key); return m != nil && recipe.On(m.Value) }
+	said := v.Member("load_in_4bit")
+	switch {
+	case on("load_in_8bit"):
+		return r.Quantize(recipe.Loaded, map[string]*strict.Value{"load_in_8bit": strict.Of(true)})
+	case on("full_finetuning") || on("load_in_16bit") || said != nil && !recipe.On(said.Value):
+		return nil
+	}
+	return r.unsloth4()
+}
+
+func (r *reader) unsloth4() error {
+	return r.Quantize(recipe.Loaded, map[string]*strict.Value{"load_in_4bit": strict.Of(true),
+		"bnb_4bit_quant_type": strict.Of("nf4"), "bnb_4bit_use_double_quant": strict.Of(true),
+		"bnb_4bit_compute_dtype": strict.Of(recipe.ElementNames[r.To.Weights])})
+}
+
+// unslothAdapts reads get_peft_model of Unsloth's loaders.
+func (r *reader) unslothAdapts(v *strict.Value) error {
+	targets := &strict.Value{Kind: '[', At: v.At}
+	for _, name := range unslothModules {
+		targets.Elements = append(targets.Elements, strict.Of(name))
+	}
+	values := map[string]*strict.Value{"r": strict.Of(16), "lora_alpha": strict.Of(16), "target_modules": targets,
+		"lora_dropout": strict.Of(0)}
+	for name := range strings.FieldsSeq(unslothAdapter) {
+		if m := v.Member(name); m != nil && m.Value.Kind != 'n' {
+			values[name] = m.Value
+		}
+	}
+	for name := range strings.FieldsSeq(`layers_to_transform layers_pattern use_dora init_lora_weights loftq_config
+		qat_scheme`) {
+		if m := v.Member(name); m != nil && recipe.On(m.Value) {
+			return r.Inputf(m.At, "%s of get_peft_model is %v, which is not planned yet", name, m.Value)
+		}
+	}
+	if encoder := v.Member("finetune_vision_layers"); encoder != nil && !recipe.On(encoder.Value) {
+		r.To.Freezes = &recipe.Freezes{Vision: true, Projector: true}
+	} else if strings.HasSuffix(r.LoaderClass(), "FastModel") {
+		return r.Inputf(v.At, "get_peft_model of FastModel adapts the encoder of images, too, unless "+
+			"finetune_vision_layers is False: this is not planned yet").
+			WithHint("set finetune_vision_layers to False to plan a training of the language model")
+	}
+	for name := range strings.FieldsSeq("finetune_language_layers finetune_attention_modules finetune_mlp_modules") {
+		if m := v.Member(name); m != nil && !recipe.On(m.Value) {
+			return r.Inputf(m.At, "%s of get_peft_model is %v, which is not planned yet", name, m.Value)
+		}
+	}
+	r.To.Separate = recipe.AsList(values["target_modules"]).Texts()
+	if slices.Contains(r.To.Separate, "all-linear") {
+		r.To.Separate = nil
+	}
+	checkpoints := strict.Of("unsloth")
+	if m := v.Member("use_gradient_checkpointing"); m != nil {
+		checkpoints = m.Value
+	}
+	if checkpoints.Text == "unsloth" {
+		r.To.Offloading = recipe.NewOffloading()
+		r.To.Offloading.InputsOnly, r.To.Offloading.Stash = true, 2
+	}
+	r.Set("gradient_checkpointing", recipe.Adapted, recipe.On(checkpoints))
+	return r.Adapt(recipe.Adapted, values)
+}
