@@ -141,6 +141,7 @@ type reader struct {
 	binary  bool // the beginning of the file is no text
 	signs   heldSigns
 	repeats repeats
+	metrics metrics
 	calls   map[wording]*call
 }
 
@@ -397,6 +398,9 @@ func (r *reader) add(t *text, fact Fact) {
 		if r.thin++; r.thin%64 != 0 || len(r.source.Findings) >= 2*maxFindings {
 			return
 		}
+	}
+	if !r.metrics.keeps(fact) {
+		return
 	}
 	f := Finding{
 		Line: Line{File: r.source.Name, Number: t.number, Text: t.shown()},

@@ -93,6 +93,22 @@ func count(in *map[wording]int, s wording) {
 	}
 }
 
+// metrics counts lines of metrics since another finding. They say only that training has gone on after it.
+type metrics int
+
+// mostMetrics is enough for some lines of each rank of a node, one after the other.
+const mostMetrics = 512
+
+// keeps reports whether a fact is kept.
+func (n *metrics) keeps(fact Fact) bool {
+	if p, ok := fact.(Progress); !ok || !p.Metrics {
+		*n = 0
+		return true
+	}
+	*n++
+	return *n <= mostMetrics
+}
+
 // keeps reports whether a finding is kept. Of the others of its wording the last one is remembered.
 func (r *repeats) keeps(f *Finding, text string) bool {
 	switch f.Fact.(type) {
