@@ -93,6 +93,9 @@ func TestRingThatCannotBeRenewed(t *testing.T) {
 	if got := r.Recording(); len(got) < 5 {
 		t.Errorf("%d records in memory, expected the start, four samples and the end", len(got))
 	}
+	if ring.Close() == nil { // it waits for the last write
+		t.Error("a ring that could not be renewed says nothing of it")
+	}
 }
 
 // TestRingBehind: a file system that stands still takes the recording and not the job.
