@@ -74,7 +74,7 @@ func (b *block) function(e *expression) (f, of *Value) {
 func (e *evaluator) invoke(f *Value, given []*Value, named []Member, at int) *Value {
 	s := f.function
 	unknown := &Value{Kind: Unknown, Text: f.Text + "(...)", At: at}
-	if e.depth > deepestCall || e.steps > mostSteps {
+	if e.depth > deepestCall || e.isSpent() {
 		return unknown
 	}
 	inner := &block{evaluator: e, file: f.file, local: map[string]*Value{}, global: f.scope}
@@ -194,7 +194,7 @@ func extreme(name string, list []*Value) *Value {
 // clone returns a deep copy.
 func (e *evaluator) clone(v *Value) *Value {
 	copied := *v
-	if e.steps++; e.steps > mostSteps {
+	if e.steps++; e.isSpent() {
 		return &copied
 	}
 	copied.Members, copied.Elements = slices.Clone(v.Members), slices.Clone(v.Elements)

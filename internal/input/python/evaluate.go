@@ -1,6 +1,7 @@
 package python
 
 import (
+	"errors"
 	"maps"
 	"math"
 	"slices"
@@ -39,6 +40,12 @@ type block struct {
 	unsure string // the condition that only a run can tell, "" for statements that run
 }
 
+// isSpent reports whether the evaluator has taken so many steps that it follows nothing more.
+func (e *evaluator) isSpent() bool { return e.steps > mostSteps }
+
+// errSpent is the error of a source that is not followed to its end.
+var errSpent = errors.New("the source takes very long to follow")
+
 // module evaluates a source, and returns the names that it binds.
 func (e *evaluator) module(f *file, name string) map[string]*Value {
 	scope := map[string]*Value{"__name__": {Kind: Text, Text: name, At: -1}}
@@ -53,7 +60,7 @@ func (e *evaluator) module(f *file, name string) map[string]*Value {
 // run runs statements, until one returns.
 func (b *block) run(list []*statement) {
 	for _, s := range list {
-		if b.steps++; b.returned != nil || b.steps > mostSteps {
+		if b.steps++; b.returned != nil || b.isSpent() {
 			return
 		}
 		b.statement(s)
@@ -261,7 +268,7 @@ func (b *block) part(of *Value, i, at int) *Value {
 
 // value evaluates an expression.
 func (b *block) value(e *expression) *Value {
-	if b.steps++; e == nil || b.steps > mostSteps {
+	if b.steps++; e == nil || b.isSpent() {
 		return &Value{Kind: Unknown, Text: "an expression", At: -1}
 	}
 	at := b.file.position(e.at)

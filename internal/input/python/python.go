@@ -46,7 +46,8 @@ type file struct {
 type cell struct{ source, document int }
 
 // Read reads the source of a file. Opener may be nil. Packages of the list are not opened, though they may be here:
-// what they have is known by its name.
+// what they have is known by its name. A source that takes very long to follow is an error: what it says in its end may
+// decide everything.
 func Read(path string, content []byte, open Opener, known ...string) (*Source, error) {
 	f := &file{path: path, text: string(content), main: true}
 	if IsNotebook(content) {
@@ -60,6 +61,9 @@ func Read(path string, content []byte, open Opener, known ...string) (*Source, e
 	scope := e.module(f, "__main__")
 	s.AsksBF16, s.Touched = e.asked, e.touched
 	s.Calls, s.Names, s.Unread, s.Functions = e.calls, scope, e.unread, e.functions
+	if e.isSpent() {
+		return nil, errSpent
+	}
 	return s, nil
 }
 
@@ -71,7 +75,11 @@ func (s *Source) Call(function string) *Value {
 		return nil
 	}
 	s.evaluator.steps = 0
-	return s.evaluator.invoke(of, nil, nil, of.At)
+	made := s.evaluator.invoke(of, nil, nil, of.At)
+	if s.evaluator.isSpent() {
+		return &Value{Kind: Unknown, Text: function + "(), which takes very long to follow", At: of.At}
+	}
+	return made
 }
 
 // IsNotebook reports whether a text is a Jupyter notebook.
