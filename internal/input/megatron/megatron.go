@@ -230,9 +230,9 @@ func (j *Job) degrees(q Request) error {
 		world = j.Ranks
 		j.assume("%d ranks: as many as the launcher starts", world)
 	case j.Ranks > 0:
-		world = fewest
-		j.assume("%d ranks: the fewest with these degrees, and more than the %d that the launcher starts", world,
-			j.Ranks)
+		return fault.Inputf("the launcher starts %d ranks, and these degrees need %d: pipeline %d x the larger of tensor "+
+			"%d x context %d and expert tensor %d x expert %d", j.Ranks, fewest, d.Pipeline, d.Tensor, d.Context,
+			d.ExpertTensor, d.Expert).WithHint("give --gpus and --nodes")
 	default:
 		world = fewest
 		j.assume("%d ranks: the fewest with these degrees (give --gpus and --nodes)", world)

@@ -73,9 +73,11 @@ func TestVerl(t *testing.T) {
 			"+M.override_transformer_config.recompute_method=uniform " +
 			"+M.override_transformer_config.recompute_num_layers=1", layers,
 			`128 experts, alltoall, grouped true, recompute "full" "uniform" 1, chunks 1`},
-		{"M.pipeline_model_parallel_size=2 M.virtual_pipeline_model_parallel_size=null", layers,
+		{"M.pipeline_model_parallel_size=2 M.virtual_pipeline_model_parallel_size=null " +
+			"M.expert_tensor_parallel_size=1", layers,
 			`128 experts, alltoall, grouped true, recompute "" "" 0, chunks 1`},
-		{"M.pipeline_model_parallel_size=2 M.virtual_pipeline_model_parallel_size=2", layers,
+		{"M.pipeline_model_parallel_size=2 M.virtual_pipeline_model_parallel_size=2 " +
+			"M.expert_tensor_parallel_size=1", layers,
 			`128 experts, alltoall, grouped true, recompute "" "" 0, chunks 2`},
 		{"", optimizer, "fp32 gradients, distributed true, aware false, on the host false 1"},
 		{"+M.override_ddp_config.grad_reduce_in_fp32=False", optimizer,
@@ -113,6 +115,7 @@ func TestVerlRefuses(t *testing.T) {
 		"R.rollout.name=trtllm":                    "expected vllm or sglang",
 		"R.hybrid_engine=False":                    "GPUs of its own",
 		"M.qat.enable=True":                        "weights are quantized",
+		"M.pipeline_model_parallel_size=4":         "the launcher starts 16 ranks, and these degrees need",
 	} {
 		if _, err := ofVerl(t, more); err == nil || !strings.Contains(err.Error(), why) &&
 			!strings.Contains(hintOf(err), why) {
