@@ -35,7 +35,7 @@ from plimsoll.torch.modes import Async, ZenFlow
 from plimsoll.torch.muon import Muon
 from plimsoll.torch.optimizer import Optimizer
 from plimsoll.torch.state_offload import StateOffload
-from plimsoll.torch.tenants import Tenant, Tenants
+from plimsoll.torch.tenants import Tenants
 from plimsoll.torch.watching import Watch, watch
 
 __all__ = [
@@ -47,7 +47,6 @@ __all__ = [
     "Muon",
     "SGD",
     "StateOffload",
-    "Tenant",
     "Tenants",
     "Watch",
     "ZenFlow",
