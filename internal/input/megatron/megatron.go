@@ -230,8 +230,8 @@ func (j *Job) degrees(q Request) error {
 		world = j.Ranks
 		j.assume("%d ranks: as many as the launcher starts", world)
 	case j.Ranks > 0:
-		return fault.Inputf("the launcher starts %d ranks, and these degrees need %d: pipeline %d x the larger of tensor "+
-			"%d x context %d and expert tensor %d x expert %d", j.Ranks, fewest, d.Pipeline, d.Tensor, d.Context,
+		return fault.Inputf("the launcher starts %d ranks, and these degrees need %d: pipeline %d x the larger of "+
+			"tensor %d x context %d and expert tensor %d x expert %d", j.Ranks, fewest, d.Pipeline, d.Tensor, d.Context,
 			d.ExpertTensor, d.Expert).WithHint("give --gpus and --nodes")
 	default:
 		world = fewest
