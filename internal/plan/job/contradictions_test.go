@@ -26,6 +26,9 @@ func TestRefusedByPrograms(t *testing.T) {
 		{Request{Model: variant("ernie-moe"), Precision: "bf16"}, ""},
 		{Request{Model: "t5-small", Precision: "fp16"}, "_keep_in_fp32_modules"},
 		{Request{Model: "t5-small", Precision: "bf16"}, ""},
+		{Request{Model: "pythia-70m", Modules: "litgpt", Quantization: "nf4", Shorthand: Shorthand{LoRA: 8},
+			TensorParallel: 2}, "LitGPT quantizes on one GPU only"},
+		{Request{Model: "pythia-70m", Quantization: "nf4", Shorthand: Shorthand{LoRA: 8}, TensorParallel: 2}, ""},
 	} {
 		c.q.Sequence, c.q.GPUs = 64, 2
 		_, err := c.q.Resolve()
