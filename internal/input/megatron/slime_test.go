@@ -8,7 +8,6 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
-	"plimsoll/internal/input/gpu"
 	"plimsoll/internal/input/recipe"
 )
 
@@ -22,15 +21,7 @@ const slimeText = "ray job submit -- python3 train.py --actor-num-nodes 2 --acto
 // ofSlime decides a command of slime with further arguments.
 func ofSlime(t *testing.T, more string) (*Job, error) {
 	t.Helper()
-	m, err := recipe.ReadMegatron("train.sh", files.Texts{"train.sh": []byte(slimeText + " " + more + "\n")})
-	if err != nil {
-		return nil, err
-	}
-	device, err := gpu.Find("H100")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return Decide(m, Request{GPU: device})
+	return ofScript(t, slimeText+" "+more+"\n")
 }
 
 // TestSlime holds what a command of slime means: of its batches, its copies of the parameters, its loss and its engine.
@@ -134,11 +125,7 @@ func TestSlimeHiddenArguments(t *testing.T) {
 	of := func(more string) (*Job, error) {
 		text := "python3 train.py --actor-num-gpus-per-node 4 --use-dynamic-batch-size --max-tokens-per-gpu 4096 " +
 			"--rollout-batch-size 8 --rollout-max-context-len 4096 --colocate $(python3 sizes.py) " + more + "\n"
-		m, err := recipe.ReadMegatron("train.sh", files.Texts{"train.sh": []byte(text)})
-		if err != nil {
-			return nil, err
-		}
-		return Decide(m, Request{})
+		return ofScript(t, text)
 	}
 	j, err := of("--hf-checkpoint models/Qwen3-4B/")
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"plimsoll/internal/input/recipe"
 )
 
-// ofSwift decides a command of ms-swift.
-func ofSwift(t *testing.T, command string) (*Job, error) {
+// ofScript decides a script on H100.
+func ofScript(t *testing.T, command string) (*Job, error) {
 	t.Helper()
 	m, err := recipe.ReadMegatron("train.sh", files.Texts{"train.sh": []byte(command)})
 	if err != nil {
@@ -35,7 +35,7 @@ func TestSwiftModels(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		j, err := ofSwift(t, "NPROC_PER_NODE=1 megatron sft --model "+name+" --dataset x --max_length 1024\n")
+		j, err := ofScript(t, "NPROC_PER_NODE=1 megatron sft --model "+name+" --dataset x --max_length 1024\n")
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -48,7 +48,7 @@ func TestSwiftModels(t *testing.T) {
 
 // TestSwiftDefaults: what ms-swift has by default, and what a command says.
 func TestSwiftDefaults(t *testing.T) {
-	j, err := ofSwift(t, "NPROC_PER_NODE=8 NNODES=2 megatron pt --model Qwen/Qwen3-4B --max_length 2048\n")
+	j, err := ofScript(t, "NPROC_PER_NODE=8 NNODES=2 megatron pt --model Qwen/Qwen3-4B --max_length 2048\n")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func TestSwiftDefaults(t *testing.T) {
 	if want := "1 16 2048 16 selective flash true true true true false 1"; got != want+"\n" {
 		t.Errorf("%s, want %s", got, want)
 	}
-	j, err = ofSwift(t, "NPROC_PER_NODE=8 megatron rlhf --rlhf_type dpo --model qwen3-30b-a3b --packing_length 4096 "+
+	j, err = ofScript(t, "NPROC_PER_NODE=8 megatron rlhf --rlhf_type dpo --model qwen3-30b-a3b --packing_length 4096 "+
 		"--tensor_model_parallel_size 2 --sequence_parallel true --micro_batch_size 2 --global_batch_size 8 "+
 		"--expert_model_parallel_size 4 --recompute_granularity none --cross_entropy_loss_fusion false "+
 		"--use_distributed_optimizer false --padding_free false --attention_backend flash_3 --torch_dtype float16 "+
@@ -87,7 +87,7 @@ func TestSwiftRefused(t *testing.T) {
 		"--model nobody/none": "unknown model", "--optimizer muon": "which is not planned",
 		"--mtp_shared_weights true": "changes layers",
 	} {
-		_, err := ofSwift(t, command+arguments+"\n")
+		_, err := ofScript(t, command+arguments+"\n")
 		var input *fault.Input
 		if !errors.As(err, &input) || !strings.Contains(fmt.Sprint(err, input.Hint), want) {
 			t.Errorf("%s: %v", arguments, err)
@@ -99,7 +99,7 @@ func TestSwiftRefused(t *testing.T) {
 		"megatron sft --max_length 8\n":                                   "model is not given",
 		"megatron sft sft.yaml\n":                                         "takes its arguments from sft.yaml",
 	} {
-		if _, err := ofSwift(t, script); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := ofScript(t, script); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", script, err)
 		}
 	}

@@ -7,9 +7,6 @@ import (
 	"testing"
 
 	"plimsoll/internal/base/fault"
-	"plimsoll/internal/base/files"
-	"plimsoll/internal/input/gpu"
-	"plimsoll/internal/input/recipe"
 )
 
 // verlText is a command of verl with Megatron core. Assignments are added behind it.
@@ -26,15 +23,7 @@ func ofVerl(t *testing.T, more string) (*Job, error) {
 	t.Helper()
 	more = strings.NewReplacer("M.", "actor_rollout_ref.actor.megatron.", "A.", "actor_rollout_ref.actor.", "R.",
 		"actor_rollout_ref.").Replace(more)
-	m, err := recipe.ReadMegatron("train.sh", files.Texts{"train.sh": []byte(verlText + " " + more + "\n")})
-	if err != nil {
-		return nil, err
-	}
-	device, err := gpu.Find("H100")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return Decide(m, Request{GPU: device})
+	return ofScript(t, verlText+" "+more+"\n")
 }
 
 // TestVerl holds what a command of verl with Megatron core means.
