@@ -211,6 +211,19 @@ func TestFailuresOfMemory(t *testing.T) {
 			right: []explain.Resource{explain.Disk}, atMost: explain.Certain,
 			says: "disk", evidence: "No space left on device"}.fails(t)
 	})
+	t.Run("size of a file", func(t *testing.T) {
+		write := "dd if=/dev/zero of=" + filepath.Join(t.TempDir(), "checkpoint.pt") + " bs=1M count=32"
+		failure{shell: "ulimit -f 1000; " + startAlone, run: []string{"--", "sh", "-c", write + "; exit $?"}, exit: 153,
+			right: []explain.Resource{explain.Disk}, atMost: explain.Certain,
+			says: "RLIMIT_FSIZE", evidence: "(?i)file size limit exceeded|153"}.fails(t)
+	})
+	t.Run("dev shm that a program maps", func(t *testing.T) {
+		fill := "from multiprocessing import shared_memory as s; m = s.SharedMemory(create=True, size=64 << 20); " +
+			"m.buf[:] = bytes(64 << 20)"
+		failure{shell: mounting(t, "/dev/shm", "size=16m"), run: []string{"--", python, "-c", fill}, exit: 135,
+			right: []explain.Resource{explain.SharedMemory, explain.Undetermined}, atMost: explain.Likely,
+			says: "SIGBUS", evidence: "signal 7"}.fails(t)
+	})
 	t.Run("disk of a training", func(t *testing.T) {
 		notShort(t)
 		folder := t.TempDir()
@@ -264,6 +277,16 @@ func TestFailuresThatLookLikeMemory(t *testing.T) {
 	t.Run("exit code 137", func(t *testing.T) {
 		failure{shell: startAlone, run: []string{"--", "sh", "-c", "exit 137"}, exit: 137,
 			right: open, atMost: explain.Likely, says: "137", evidence: "137"}.fails(t)
+	})
+	t.Run("SIGTERM of somebody", func(t *testing.T) {
+		failure{shell: startAlone, run: []string{"--", "sh", "-c", "kill -TERM $$"}, exit: 143,
+			right: open, atMost: explain.Unknown, says: "signal 15", evidence: "signal 15"}.fails(t)
+	})
+	t.Run("descriptors", func(t *testing.T) {
+		open := "kept = [open('/dev/null') for _ in range(9999)]"
+		failure{shell: "ulimit -n 64; " + startAlone, run: []string{"--", "sh", "-c", `ulimit -n 20; exec "$@"`, "sh",
+			torchtest.Python(t), "-c", open}, exit: 1, right: []explain.Resource{explain.NotMemory},
+			atMost: explain.Likely, says: "Too many open files", evidence: "file descriptor"}.fails(t)
 	})
 	t.Run("exit code 137 of one of two ranks", func(t *testing.T) {
 		run := []string{"--nproc", "2", "--", "sh", "-c", "[ $RANK = 1 ] && exit 137; exec sleep 100"}

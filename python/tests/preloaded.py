@@ -43,14 +43,18 @@ TRAINING = (
 
 
 @functools.cache
-def python(*modules):
-    """The beginning of a command. Its interpreter has imported modules, else those of training, and ends with this process."""
+def python(*modules, environment=()):
+    """The beginning of a command. Its interpreter has imported modules, else those of training, and ends with this process.
+
+    It starts with variables of an environment, as pairs, that libraries read when they are loaded.
+    """
     address = f"plimsoll-tests-{os.getpid()}-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind("\0" + address)
         listener.listen(64)
         command = [sys.executable, __file__, "serve", str(listener.fileno()), "0", *(modules or TRAINING)]
-        server = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
+        started = {**os.environ, **dict(environment)}
+        server = subprocess.Popen(command, env=started, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
     _servers.append(server)
     return [sys.executable, "-I", "-S", __file__, "run", address]
 

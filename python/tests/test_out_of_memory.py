@@ -4,13 +4,11 @@ stock one for CUDA, and its own error raises.
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 
-import pytest
-
 from gpt import ROOT
+from gpu_not_there import gpu  # noqa: F401
 
 _PROGRAM = """
 import sys
@@ -43,26 +41,11 @@ with plimsoll.torch.watch(model, torch.optim.SGD(model.parameters(), lr=0.1)):
 """
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """The library that stands in for CUDA, and the environment in which PyTorch uses it."""
-    if shutil.which("cc") is None:
-        pytest.skip("there is no C compiler for the library that stands in for CUDA")
-    folder = tmp_path_factory.mktemp("library")
-    path = folder / "libcuda.so.1"
-    sources = sorted(str(p) for p in (ROOT / "internal/run/ghost/library").glob("*.c"))
-    subprocess.run(["cc", "-shared", "-fPIC", "-fvisibility=hidden", "-o", path, *sources, "-ldl", "-lpthread"], check=True)
-    for name in ("libcuda.so", "libnvidia-ml.so.1"):
-        (folder / name).symlink_to(path)
-    settings = dict(DEVICES=1, CAPACITY=1 << 30, MAJOR=9, MINOR=0, PROCESSORS=132, EARLY=0, NAME="none", CONTEXT=100 << 20)
-    return {"LD_PRELOAD": str(path), "LD_LIBRARY_PATH": str(folder), **{f"PLIMSOLL_GHOST_{k}": str(v) for k, v in settings.items()}}
-
-
-def recorded(folder, library, *arguments):
+def recorded(folder, gpu, *arguments):
     """Runs the program with a recording, and returns what it printed."""
     (folder / "train.py").write_text(_PROGRAM)
     trainer = [sys.executable, "train.py", *arguments]
-    trainer = ["env", *(f"{k}={v}" for k, v in library.items()), *trainer]
+    trainer = ["env", *(f"{k}={v}" for k, v in gpu.items()), *trainer]
     command = [os.environ["PLIMSOLL"], "run", "--record", "run.jsonl", "--nproc", "1", "--", *trainer]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
     return subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -73,8 +56,8 @@ def explained(folder):
     return json.loads(subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True).stdout)
 
 
-def test_who_held_the_gpu_when_it_ran_out(tmp_path, library):
-    done = recorded(tmp_path, library)
+def test_who_held_the_gpu_when_it_ran_out(tmp_path, gpu):
+    done = recorded(tmp_path, gpu)
     assert done.returncode == 1, done.stdout
     assert "plimsoll: GPU 0 is out of memory: " + str(tmp_path / "run.jsonl.rank0.pickle") in done.stdout, done.stdout
     assert (tmp_path / "run.jsonl.rank0.pickle").stat().st_mode & 0o777 == 0o600
@@ -90,14 +73,14 @@ def test_who_held_the_gpu_when_it_ran_out(tmp_path, library):
     assert not any("lines of the program" in n for n in explained(tmp_path)["notes"])
 
 
-def test_an_error_that_the_program_survives_stays_one(tmp_path, library):
-    done = recorded(tmp_path, library, "survives")
+def test_an_error_that_the_program_survives_stays_one(tmp_path, gpu):
+    done = recorded(tmp_path, gpu, "survives")
     assert done.returncode == 0 and done.stdout.count("is out of memory") == 2, done.stdout
 
 
-def test_without_a_recording_nothing_is_kept(tmp_path, library):
+def test_without_a_recording_nothing_is_kept(tmp_path, gpu):
     (tmp_path / "train.py").write_text(_PROGRAM)
-    environment = {**os.environ, **library, "PYTHONPATH": str(ROOT / "python")}
+    environment = {**os.environ, **gpu, "PYTHONPATH": str(ROOT / "python")}
     for name in ("PLIMSOLL_MARKS", "PLIMSOLL_SNAPSHOTS"):
         environment.pop(name, None)
     done = subprocess.run(

@@ -99,7 +99,7 @@ type (
 
 	// HostAllocationFailed is an allocation of host memory that the kernel has refused.
 	HostAllocationFailed struct {
-		By        string // DefaultCPUAllocator, mmap, numpy, Python, malloc, fork, std::bad_alloc
+		By        string // DefaultCPUAllocator, mmap, numpy, Python, malloc, fork, std::bad_alloc, [SegmentAddresses]
 		Requested Size
 		Errno     int // 0 if unknown
 		File      string
@@ -117,10 +117,12 @@ type (
 	// BusError is SIGBUS: a page of a mapped file could not be had.
 	BusError struct{ PID int }
 
-	// DiskFull is ENOSPC or EDQUOT.
+	// DiskFull is ENOSPC, EDQUOT or EFBIG.
 	DiskFull struct {
 		Path  string
 		Quota bool
+		// TooLarge is set if the file alone is larger than a limit of the process or of the file system allows.
+		TooLarge bool
 		// Assumed is set if the text says only that writing has failed.
 		Assumed bool
 	}

@@ -7,6 +7,10 @@ import (
 	"plimsoll/internal/base/ledger"
 )
 
+// SegmentAddresses are addresses that PyTorch's allocator sets apart for an expandable segment: more than the GPU has, and
+// of no memory.
+const SegmentAddresses = "PyTorch's expandable segments"
+
 // sz is a size as PyTorch prints it.
 const sz = `\d[\d.]* (?:bytes|[KMG]iB)`
 
@@ -67,17 +71,26 @@ var gpuPatterns = []pattern{
 		expression: mpsError,
 		kind:       TrainerLog, fact: gpuOutOfMemory,
 	},
-	{ // c10/cuda/CUDACachingAllocator.cpp from PyTorch 2.13: a warning for each cudaMalloc that has failed
+	{ // c10/cuda/CUDACachingAllocator.cpp from PyTorch 2.13: a warning for each cudaMalloc or cuMemCreate that failed
 		name:     "allocation retried",
-		literals: []string{"memory allocation failed with OOM on device"},
-		expression: `memory allocation failed with OOM on device (?P<dev>\d+) while trying to allocate (?P<req>\d+) bytes` +
-			`(?: \(free: (?P<free>\d+), total: (?P<total>\d+)\))?`,
+		literals: []string{"memory allocation failed with OOM on device", "memory mapping failed with OOM on device"},
+		expression: `memory (?:allocation|mapping) failed with OOM on device (?P<dev>\d+) while trying to ` +
+			`(?:allocate|map) (?P<req>\d+) bytes(?: \(free: (?P<free>\d+), total: (?P<total>\d+)\))?`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			return AllocationRetried{
 				Device: m.integer("dev", 0), Requested: m.size("req", 1), Free: m.size("free", 1),
 				Total: m.size("total", 1),
 			}
+		},
+	},
+	{ // c10/cuda/CUDACachingAllocator.cpp from PyTorch 2.15
+		name:       "addresses of expandable segments",
+		literals:   []string{"[ExpandableSegmentVA] Failed to reserve"},
+		expression: `\[ExpandableSegmentVA\] Failed to reserve (?P<req>\d+)`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return HostAllocationFailed{By: SegmentAddresses, Requested: m.size("req", 1)}
 		},
 	},
 	{ // deepspeed/runtime/zero/stage3.py, stage_1_and_2.py

@@ -110,6 +110,25 @@ var hostPatterns = []pattern{
 			`\[Errno 28\] (?:[^i:]|i[^n:])[^:]*)(?: \(os error \d+\))?(?:[^'"]*: ?\\?['"](?P<path>[^'"]+)['"])?`,
 		kind: TrainerLog, fact: noSpace,
 	},
+	{ // Python, glibc: strerror(EFBIG)
+		name:       "file too large",
+		literals:   []string{"File too large", "[Errno 27]"},
+		expression: `(?:\[Errno 27\] [^:]+|\bFile too large\b)(?: \(os error \d+\))?(?:: ?'(?P<path>[^']+)')?$`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return DiskFull{Path: m.get("path"), TooLarge: true} },
+	},
+	{ // glibc: elf/dl-load.c
+		name:       "library not mapped",
+		literals:   []string{"failed to map segment from shared object"},
+		expression: `failed to map segment from shared object(?P<denied>: Operation not permitted)?`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			if m.get("denied") != "" {
+				return Exception{Type: "ImportError", Message: m.whole[m.indices[0]:m.indices[1]]}
+			}
+			return HostAllocationFailed{By: Loader}
+		},
+	},
 	{ // datasets/builder.py
 		name:       "too little disk space",
 		literals:   []string{"Not enough disk space. Needed:", "disk is full"},
@@ -293,6 +312,9 @@ func lockFailed(m *match) Fact {
 	}
 	return f
 }
+
+// Loader maps libraries. It does not say why it cannot: for want of memory or addresses, or as nothing may be executed there.
+const Loader = "the dynamic loader"
 
 // Error numbers of Linux, whatever system reads about them.
 const (

@@ -14,6 +14,7 @@ const (
 	SIGINT  = 2
 	SIGILL  = 4
 	SIGBUS  = 7
+	SIGXFSZ = 25
 	SIGFPE  = 8
 	SIGKILL = 9
 	SIGSEGV = 11

@@ -127,6 +127,9 @@ func (f DiskFull) Says() string {
 	if f.Quota {
 		return sentence("the disk quota is used up", by("at %s", f.Path))
 	}
+	if f.TooLarge {
+		return sentence("a file may not grow that large", by("at %s", f.Path))
+	}
 	if f.Assumed {
 		return sentence("writing a file failed, as it does on a full disk", by("at %s", f.Path))
 	}

@@ -1,6 +1,8 @@
 package explain
 
 import (
+	"slices"
+
 	"plimsoll/internal/after/evidence"
 )
 
@@ -16,6 +18,8 @@ var (
 		"the log of each rank in a file of its own shows which rank failed first"}
 	collectSlurm = Collect{"sacct -j JOBID --format=JobID,State,ExitCode,MaxRSS,ReqMem,Timelimit",
 		"Slurm says whether it ended the job, and why"}
+	collectMessages = Collect{`journalctl --since "1 hour ago" | grep -iE "earlyoom|oomd|killed|terminat"`,
+		"services that free memory say whom they ended"}
 	collectSnapshot = Collect{"python -c 'import torch; torch.cuda.memory._record_memory_history(); ...; " +
 		"torch.cuda.memory._dump_snapshot(\"oom.pickle\")'",
 		"a snapshot has every block with its stack: call both in the training script, then plimsoll explain oom.pickle"}
@@ -91,9 +95,19 @@ func (s *scene) collectUndetermined() []Collect {
 	case faulted:
 		return []Collect{collectShared, collectBacks}
 	case crashed:
+		if s.askedToEnd() {
+			return []Collect{collectSlurm, collectMessages, collectRanks}
+		}
 		return []Collect{collectBacks, collectRanks}
 	}
 	return []Collect{collectRanks, collectKernel}
+}
+
+// askedToEnd reports whether the first end is that of SIGTERM.
+func (s *scene) askedToEnd() bool {
+	return slices.ContainsFunc(all[evidence.ProcessEnded](s.witness.says), func(f seen[evidence.ProcessEnded]) bool {
+		return f.fact.Signal == evidence.SIGTERM
+	})
 }
 
 // by reports whether a batch system or launcher has a word in the files.

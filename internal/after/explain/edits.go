@@ -51,8 +51,15 @@ func (s *scene) fixedEdits(top claim, phase *ledger.PhaseName) []Edit {
 	case CGroup:
 		return s.groupEdits(top, phase)
 	case SharedMemory:
+		from, to := "", "16g"
+		if _, size := s.sharedMemory(); size > 0 {
+			from = size.String()
+			if size >= 16*ledger.GiB {
+				to = "more"
+			}
+		}
 		return []Edit{
-			edit("--shm-size", "64m", "16g",
+			edit("--shm-size", from, to,
 				"docker run gives a container 64 MiB of /dev/shm; in Kubernetes mount an emptyDir of medium "+
 					"Memory at /dev/shm"),
 			edit("num_workers", "", "fewer", "every worker of a DataLoader keeps its batches in /dev/shm"),
@@ -64,9 +71,13 @@ func (s *scene) fixedEdits(top claim, phase *ledger.PhaseName) []Edit {
 					"for services LimitMEMLOCK=infinity"),
 		}
 	case AddressSpace:
-		return []Edit{edit("ulimit -v", "", "unlimited",
-			"CUDA and large mappings reserve far more addresses than memory, so a limit of addresses stops jobs "+
-				"whose memory would fit")}
+		unlimited := edit("ulimit -v", "", "unlimited", "CUDA and large mappings reserve far more addresses than "+
+			"memory, so a limit of addresses stops jobs whose memory would fit")
+		if top.detail == segmentAddresses {
+			return []Edit{unlimited, edit("expandable_segments_reserve", "", "fewer bytes", "of PYTORCH_CUDA_ALLOC_CONF: "+
+				"every stream sets apart addresses for 9/8 of the GPU's memory")}
+		}
+		return []Edit{unlimited}
 	case NUMANode:
 		return []Edit{
 			edit("--memory-policy", "bind", "preferred",
@@ -90,6 +101,9 @@ func (s *scene) fixedEdits(top claim, phase *ledger.PhaseName) []Edit {
 			}
 		}
 	case Disk:
+		if top.detail == fileSize {
+			return []Edit{edit("ulimit -f", "", "unlimited", "RLIMIT_FSIZE limits each file that a process writes")}
+		}
 		return []Edit{edit("save_total_limit", "", "fewer",
 			"older checkpoints are then deleted; or save to a file system with more space")}
 	}
@@ -155,6 +169,13 @@ func (s *scene) capacityEdits(f evidence.GPUOutOfMemory, phase *ledger.PhaseName
 	case phase != nil && *phase == ledger.Load:
 		return []Edit{edit("the load", "", "on the CPU, in shards or in 16 bit",
 			"the weights then are not on the GPU twice")}
+	}
+	if phase != nil && *phase == ledger.Step {
+		return []Edit{
+			edit("optimizer", "", "of 8 bits, with states on the host, or divided among ranks (ZeRO, FSDP)",
+				"no activation is held in the optimizer's step, so that a smaller micro batch frees nothing there"),
+			edit("foreach", "", "False, or fused=True", "the step then has no temporary tensors of all parameters at once"),
+		}
 	}
 	list := []Edit{edit("micro batch", "", "half, with twice the accumulation steps",
 		"activations shrink with it, and the global batch stays")}

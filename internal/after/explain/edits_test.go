@@ -30,6 +30,8 @@ func TestAdvice(t *testing.T) {
 		"training": {trace("loss.backward()") + full, []string{"micro batch", "gradient_checkpointing"}, nil},
 		"saving": {trace("model.save_pretrained(path)") + full,
 			[]string{"the state that is saved"}, []string{"micro batch"}},
+		"step": {trace("optimizer.step()") + full, []string{"optimizer", "foreach"},
+			[]string{"micro batch", "gradient_checkpointing"}},
 		"evaluation": {
 			trace("trainer.evaluate()") + full, []string{"per_device_eval_batch_size"}, []string{"micro batch"}},
 		"generation": {

@@ -234,7 +234,10 @@ func (s *scene) levelEvidence(top claim) []Evidence {
 	var text string
 	switch l := s.levels; top.resource {
 	case SharedMemory:
-		if f := l.node.SharedFiles; f.Size > 0 {
+		switch f := l.node.SharedFiles; {
+		case f.Size > 0 && f.Used < f.Size/2: // what filled it came later
+			text = fmt.Sprintf("/dev/shm had %v in all", f.Size)
+		case f.Size > 0:
 			text = fmt.Sprintf("/dev/shm had %v of %v in use", f.Used, f.Size)
 		}
 	case Host:

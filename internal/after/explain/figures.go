@@ -223,6 +223,12 @@ func (s *scene) lockedLimit() (limit ledger.Bytes, known bool) {
 	return l.fact.Bytes.Bytes, true
 }
 
+// limitsFiles reports whether the job began with a limit on the size of files.
+func (s *scene) limitsFiles() bool {
+	l := s.limit("RLIMIT_FSIZE")
+	return l != nil && l.fact.Bytes.Known
+}
+
 // sharedMemory returns what a sample or df shows of /dev/shm.
 func (s *scene) sharedMemory() (used, size ledger.Bytes) {
 	if s.levels != nil && s.levels.node.SharedFiles.Size > 0 {
@@ -244,8 +250,15 @@ func (s *scene) sharedMemoryFull() bool {
 
 func (s *scene) sharedMemoryFree() bool {
 	used, size := s.sharedMemory()
+	if s.levels != nil && float64(size-used) < s.levels.before.Seconds()*fastestFill {
+		return false
+	}
 	return size > 0 && used < size/2
 }
+
+// fastestFill is how many bytes of /dev/shm a job may fill in a second. Its files go with the process that dies, so that
+// only what a sample shows of the time before tells.
+const fastestFill = float64(16 * ledger.GiB)
 
 // rank is that of the witness.
 func (s *scene) rank() int {

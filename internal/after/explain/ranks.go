@@ -95,6 +95,8 @@ func mannerOfWorker(signal string) manner {
 func mannerOfProcess(f evidence.ProcessEnded) manner {
 	signal := f.Signal
 	switch {
+	case signal == evidence.SIGTERM && f.By == recorder && !f.Victim: // plimsoll run has not sent it, and waits for all ranks
+		return crashed
 	case f.Victim || signal == evidence.SIGTERM || signal == evidence.SIGINT || f.ExitCode == exitTerm:
 		return taken
 	case signal == evidence.SIGKILL || f.ExitCode == exitKilled:
@@ -378,9 +380,10 @@ func (s *scene) setRecoveriesAside() {
 		}
 	}
 	later, end, restarted := map[stream]int{}, map[stream]manner{}, map[string]bool{}
-	masked := map[stream]bool{} // the end may be that of another program than the one that failed
-	handled := map[stream]int{} // the line that says that the error before was dealt with
-	failed := map[string]bool{} // a later line of the file is the end of a program, or a step of it
+	masked := map[stream]bool{}  // the end may be that of another program than the one that failed
+	handled := map[stream]int{}  // the line that says that the error before was dealt with
+	another := map[stream]bool{} // a later error of the same program, that nothing overcame
+	failed := map[string]bool{}  // a later line of the file is the end of a program, or a step of it
 	// A later line says that a trainer has ended well, and another one before it that this trainer has begun.
 	closed, begun := map[string]bool{}, map[string]bool{}
 	recovered, completed := make([]bool, len(s.findings)), s.index.completed["Slurm"]
@@ -390,10 +393,11 @@ func (s *scene) setRecoveriesAside() {
 		recovered[i] = restarted[f.File] && mannerOf(f.Fact) != unended ||
 			handled[key] > 0 && handled[key]-f.Number <= handledDistance && mannerOf(f.Fact) <= raised ||
 			s.mayRecover(f) && (ended && how == unended && !(f.Left <= lastWords && masked[key]) ||
-				!ended && later[key] >= enoughSteps(f.Fact)) ||
+				(!ended || another[key]) && later[key] >= enoughSteps(f.Fact)) ||
 			begun[f.File] && mannerOf(f.Fact) == exited ||
 			completed && s.index.kinds[f.File] == evidence.TrainerLog && isSlurmWarning(f.Fact)
 		failed[f.File] = failed[f.File] || !recovered[i] && mannerOf(f.Fact) < taken
+		another[key] = another[key] || !recovered[i] && mannerOf(f.Fact) <= raised
 		switch fact := f.Fact.(type) {
 		case evidence.Started:
 			restarted[f.File] = restarted[f.File] || failed[f.File]

@@ -21,10 +21,13 @@ type levels struct {
 	groups    []samples.Group
 	gpus      []samples.GPU
 	processes []samples.Process
-	ended     []samples.Mark // the last mark of each rank that has measured
+	read      map[int]reading // by PID
+	ended     []samples.Mark  // the last mark of each rank that has measured
 	// falling is by how much the available memory of the host has fallen since the sample, if it went on falling as
 	// between the sample and the one before.
 	falling ledger.Bytes
+	// before is how long before the first end the sample was taken, or 0 if unknown.
+	before time.Duration
 	// rise is by how much the memory of all ranks has risen a second, over the last samples.
 	rise ledger.Bytes
 	// bound are the ranks whose memory policy leaves them only some NUMA nodes.
@@ -163,7 +166,7 @@ func limitsOf(limits *samples.Limits, at evidence.Finding) []evidence.Finding {
 	for _, l := range []struct {
 		name  string
 		bytes ledger.Bytes
-	}{{"RLIMIT_AS", limits.AddressSpace}, {"RLIMIT_MEMLOCK", limits.Locked}} {
+	}{{"RLIMIT_AS", limits.AddressSpace}, {"RLIMIT_MEMLOCK", limits.Locked}, {"RLIMIT_FSIZE", limits.FileSize}} {
 		at.Text = fmt.Sprintf("%s %d", l.name, l.bytes)
 		at.Fact = evidence.Limit{Name: l.name, Bytes: evidence.Size{Bytes: max(l.bytes, 0), Known: l.bytes >= 0}}
 		found = append(found, at)
@@ -237,10 +240,10 @@ func (r *Recording) lastLevels() *levels {
 			fallen := float64(l.node.Available - record.Sample.Node.Available)
 			l.falling = ledger.Bytes(fallen * float64(max(firstEnd-record.Time, 0)) / float64(passed))
 		}
-		before = record.Time
-		trend.add(record.Time, record.Sample)
+		before, l.before = record.Time, max(firstEnd-record.Time, 0)
 		l.node, l.groups, l.gpus = record.Sample.Node, record.Sample.Groups, record.Sample.GPUs
 		l.keep(record.Sample.Processes)
+		trend.add(record.Time, l.processes)
 	}
 	l.ended, l.rise = r.lastMeasured(firstEnd), trend.rise()
 	if !found {
@@ -258,9 +261,9 @@ type trend []struct {
 // trendSamples is how many samples tell how fast memory grows.
 const trendSamples = 10
 
-func (t *trend) add(at time.Duration, sample *samples.Sample) {
+func (t *trend) add(at time.Duration, processes []samples.Process) {
 	var sum ledger.Bytes
-	for _, p := range sample.Processes {
+	for _, p := range processes {
 		sum += p.Proportional.Anonymous + p.Proportional.Shared
 	}
 	*t = append(*t, struct {
@@ -318,13 +321,18 @@ func hasRanks(s *samples.Sample) bool {
 	return false
 }
 
-// keep takes the processes of a sample. Mappings are read less often, so those of an earlier sample stay.
+// reading is what was resident of a process when its proportional share was read, and that share.
+type reading struct{ resident, proportional samples.Kinds }
+
+// keep takes the processes of a sample. Mappings are read less often, so those of an earlier sample stay. So is the
+// share of a large process: what has become resident since is its own.
 func (l *levels) keep(processes []samples.Process) {
 	mappings := map[int][]samples.Mapping{}
 	nodes := map[int][]samples.NUMANode{}
 	for _, p := range l.processes {
 		mappings[p.PID], nodes[p.PID] = p.Mappings, p.NUMANodes
 	}
+	read := map[int]reading{}
 	l.processes = nil
 	for _, p := range processes {
 		if p.Mappings == nil {
@@ -333,8 +341,14 @@ func (l *levels) keep(processes []samples.Process) {
 		if p.NUMANodes == nil {
 			p.NUMANodes = nodes[p.PID]
 		}
+		read[p.PID] = reading{p.Resident, p.Proportional}
+		if was, known := l.read[p.PID]; known && was.proportional == p.Proportional {
+			read[p.PID] = was
+			p.Proportional.Anonymous += max(p.Resident.Anonymous-was.resident.Anonymous, 0)
+		}
 		l.processes = append(l.processes, p)
 	}
+	l.read = read
 }
 
 // of returns the processes of a rank, or all of them for no rank.

@@ -25,12 +25,7 @@ var suspects = []struct {
 		}
 		return ""
 	}},
-	{AddressSpace, func(s *scene, _ claim) string {
-		if l := s.limit("RLIMIT_AS"); l != nil && !l.fact.Bytes.Known {
-			return "RLIMIT_AS is unlimited"
-		}
-		return ""
-	}},
+	{AddressSpace, addressesCleared},
 }
 
 // ruledOut returns the suspects that it was not.
@@ -116,6 +111,25 @@ func killsCleared(s *scene, top claim) string {
 		}
 	}
 	return ""
+}
+
+// addressesCleared takes the word of a sample where there is a recording: a rank may have limited itself after its start.
+func addressesCleared(s *scene, top claim) string {
+	if top.resource == AddressSpace {
+		return ""
+	}
+	unlimited := false
+	if len(s.Recordings) == 0 {
+		l := s.limit("RLIMIT_AS")
+		unlimited = l != nil && !l.fact.Bytes.Known
+	} else if s.levels != nil {
+		ranks := s.levels.of(s.rank())
+		unlimited = len(ranks) > 0 && s.addressSpaceLimit() == 0
+	}
+	if !unlimited {
+		return ""
+	}
+	return "RLIMIT_AS is unlimited"
 }
 
 func sharedMemoryCleared(s *scene, top claim) string {

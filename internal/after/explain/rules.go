@@ -163,9 +163,17 @@ var rules = []rule{
 			return f.Requested.Beyond
 		}, NotMemory, broken, Likely, says[evidence.HostAllocationFailed](brokenText)},
 		row[evidence.HostAllocationFailed]{overAddressSpace, AddressSpace, "", Certain, addressText},
+		row[evidence.HostAllocationFailed]{func(_ *scene, f evidence.HostAllocationFailed) bool {
+			return f.By == evidence.SegmentAddresses
+		}, AddressSpace, segmentAddresses, Likely, says[evidence.HostAllocationFailed]("found no addresses for another " +
+			"expandable segment: the process may have reserved all that a limit allows, and no memory is missing")},
 		row[evidence.HostAllocationFailed]{func(s *scene, _ evidence.HostAllocationFailed) bool {
 			return s.addressSpaceLimit() > 0
 		}, AddressSpace, "", Likely, addressText},
+		row[evidence.HostAllocationFailed]{func(_ *scene, f evidence.HostAllocationFailed) bool {
+			return f.By == evidence.Loader
+		}, Undetermined, "", Unknown, says[evidence.HostAllocationFailed]("could not map a library into its memory: its " +
+			"addresses are limited (ulimit -v, -d), or the file system of the library is mounted noexec")},
 		row[evidence.HostAllocationFailed]{overCommit, Host, "overcommit", Likely, refusedText(
 			"vm.overcommit_memory is 2 and CommitLimit is reached")},
 		row[evidence.HostAllocationFailed]{aboveHost, Host, "capacity", Likely, refusedText(
@@ -209,6 +217,12 @@ var rules = []rule{
 			SharedMemory, "", Certain, says[evidence.DiskFull](sharedText)},
 		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return f.Quota }, Disk, "quota", Certain,
 			says[evidence.DiskFull]("reached its disk quota")},
+		row[evidence.DiskFull]{func(s *scene, f evidence.DiskFull) bool {
+			return (f.TooLarge || f.Assumed) && s.limitsFiles()
+		}, Disk, fileSize, Likely, says[evidence.DiskFull](limitedFileText)},
+		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return f.TooLarge }, Disk, fileSize, Likely,
+			says[evidence.DiskFull]("could not write a file: it would be larger than a limit (RLIMIT_FSIZE, ulimit -f) " +
+				"or its file system allows")},
 		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return f.Assumed }, Disk, "", Likely,
 			says[evidence.DiskFull]("could not write a file: most likely the disk is full")},
 		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return f.Path != "" }, Disk, "", Certain,
@@ -218,6 +232,10 @@ var rules = []rule{
 	table(
 		row[evidence.TooManyProcesses]{func(_ *scene, f evidence.TooManyProcesses) bool { return f.Group != "" },
 			Processes, "", Likely, processText},
+		row[evidence.TooManyProcesses]{func(s *scene, f evidence.TooManyProcesses) bool {
+			return f.By == "thread" && s.addressSpaceLimit() > 0
+		}, AddressSpace, "", Likely, says[evidence.TooManyProcesses]("could not start another thread: its stack needs " +
+			"addresses, and the address space is limited (RLIMIT_AS, ulimit -v)")},
 		row[evidence.TooManyProcesses]{func(_ *scene, f evidence.TooManyProcesses) bool {
 			return strings.Contains(f.By, "fork") || strings.Contains(f.By, "clone")
 		}, Processes, "", Certain, processText},
@@ -296,6 +314,13 @@ var rules = []rule{
 		row[evidence.ProcessEnded]{func(_ *scene, f evidence.ProcessEnded) bool {
 			return f.Signal == evidence.SIGHUP || f.ExitCode == 128+evidence.SIGHUP
 		}, NotMemory, "", Likely, says[evidence.ProcessEnded](hangUp)},
+		row[evidence.ProcessEnded]{func(_ *scene, f evidence.ProcessEnded) bool {
+			return f.Signal == evidence.SIGXFSZ || f.ExitCode == 128+evidence.SIGXFSZ
+		},
+			Disk, fileSize, Certain, says[evidence.ProcessEnded](limitedFileText)},
+		row[evidence.ProcessEnded]{func(_ *scene, f evidence.ProcessEnded) bool { return f.Signal == evidence.SIGTERM },
+			Undetermined, "", Unknown, says[evidence.ProcessEnded]("was asked to end by SIGTERM, and nothing here says by " +
+				"whom: a person, a batch system, or a service that frees memory, such as earlyoom")},
 		row[evidence.ProcessEnded]{nil, Undetermined, "", Unknown, endedText},
 	),
 	table(row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool {
@@ -309,15 +334,19 @@ var rules = []rule{
 }
 
 const (
-	triton     = "Triton"
-	driver     = "the NVIDIA driver"
-	pinned     = "pinned memory"
-	waking     = "the rollout engine wakes"
-	broken     = "a broken size"
-	brokenText = "asked for more memory at once than any machine has: a shape, an index or an overflow in the " +
+	triton = "Triton"
+	driver = "the NVIDIA driver"
+	pinned = "pinned memory"
+	waking = "the rollout engine wakes"
+	broken = "a broken size"
+	// segmentAddresses are reserved anew for each stream.
+	segmentAddresses = "addresses of expandable segments"
+	brokenText       = "asked for more memory at once than any machine has: a shape, an index or an overflow in the " +
 		"program is wrong, and no memory is missing"
-	sharedText = "ran out of shared memory: /dev/shm is full"
-	busText    = "got SIGBUS: a page of shared memory could not be allocated, as /dev/shm was full"
+	fileSize        = "file size"
+	limitedFileText = "could not write a file: the size of its files is limited (RLIMIT_FSIZE, ulimit -f)"
+	sharedText      = "ran out of shared memory: /dev/shm is full"
+	busText         = "got SIGBUS: a page of shared memory could not be allocated, as /dev/shm was full"
 )
 
 // lackText is what an exception says that lacks memory of some kind.
