@@ -7,8 +7,8 @@ import (
 	"plimsoll/internal/base/ledger"
 )
 
-// SegmentAddresses are addresses that PyTorch's allocator sets apart for an expandable segment: more than the GPU has, and
-// of no memory.
+// SegmentAddresses are addresses that PyTorch's allocator sets apart for an expandable segment: more than the GPU has,
+// and of no memory.
 const SegmentAddresses = "PyTorch's expandable segments"
 
 // sz is a size as PyTorch prints it.

@@ -313,7 +313,8 @@ func lockFailed(m *match) Fact {
 	return f
 }
 
-// Loader maps libraries. It does not say why it cannot: for want of memory or addresses, or as nothing may be executed there.
+// Loader maps libraries. It does not say why it cannot: for want of memory or addresses, or as nothing may be executed
+// there.
 const Loader = "the dynamic loader"
 
 // Error numbers of Linux, whatever system reads about them.

@@ -74,8 +74,8 @@ func (s *scene) fixedEdits(top claim, phase *ledger.PhaseName) []Edit {
 		unlimited := edit("ulimit -v", "", "unlimited", "CUDA and large mappings reserve far more addresses than "+
 			"memory, so a limit of addresses stops jobs whose memory would fit")
 		if top.detail == segmentAddresses {
-			return []Edit{unlimited, edit("expandable_segments_reserve", "", "fewer bytes", "of PYTORCH_CUDA_ALLOC_CONF: "+
-				"every stream sets apart addresses for 9/8 of the GPU's memory")}
+			return []Edit{unlimited, edit("expandable_segments_reserve", "", "fewer bytes", "of "+
+				"PYTORCH_CUDA_ALLOC_CONF: every stream sets apart addresses for 9/8 of the GPU's memory")}
 		}
 		return []Edit{unlimited}
 	case NUMANode:
@@ -174,7 +174,8 @@ func (s *scene) capacityEdits(f evidence.GPUOutOfMemory, phase *ledger.PhaseName
 		return []Edit{
 			edit("optimizer", "", "of 8 bits, with states on the host, or divided among ranks (ZeRO, FSDP)",
 				"no activation is held in the optimizer's step, so that a smaller micro batch frees nothing there"),
-			edit("foreach", "", "False, or fused=True", "the step then has no temporary tensors of all parameters at once"),
+			edit("foreach", "", "False, or fused=True",
+				"the step then has no temporary tensors of all parameters at once"),
 		}
 	}
 	list := []Edit{edit("micro batch", "", "half, with twice the accumulation steps",

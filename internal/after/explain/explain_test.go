@@ -190,14 +190,14 @@ func TestExplain(t *testing.T) {
 		"SIGBUS with a /dev/shm that is soon full": {Inputs{Recordings: []*Recording{recorded(samples.Sample{
 			Node: samples.Node{SharedFiles: samples.FileSystem{Size: gib}}}, samples.RankEnd{Signal: 7})}},
 			SharedMemory, "", Likely},
-		"SIGTERM of somebody": {Inputs{Recordings: []*Recording{recorded(samples.Sample{}, samples.RankEnd{Signal: 15})}},
-			Undetermined, "", Unknown},
+		"SIGTERM of somebody": {Inputs{Recordings: []*Recording{
+			recorded(samples.Sample{}, samples.RankEnd{Signal: 15})}}, Undetermined, "", Unknown},
 		"file that is too large": {Inputs{Sources: log(evidence.DiskFull{TooLarge: true})}, Disk, fileSize, Likely},
 		"SIGXFSZ":                {Inputs{Sources: log(ended(0, 1, 0, 25))}, Disk, fileSize, Certain},
 		"archive, with a limit on files": {Inputs{Sources: log(evidence.Limit{Name: "RLIMIT_FSIZE", Bytes: known(gib)},
 			evidence.DiskFull{Assumed: true})}, Disk, fileSize, Likely},
-		"library not mapped": {Inputs{Sources: log(evidence.HostAllocationFailed{By: evidence.Loader})}, Undetermined, "",
-			Unknown},
+		"library not mapped": {Inputs{Sources: log(evidence.HostAllocationFailed{By: evidence.Loader})},
+			Undetermined, "", Unknown},
 		"library not mapped, with a limit": {Inputs{Sources: log(evidence.Limit{Name: "RLIMIT_AS", Bytes: known(gib)},
 			evidence.HostAllocationFailed{By: evidence.Loader})}, AddressSpace, "", Likely},
 		"thread, with a limit on addresses": {Inputs{Sources: log(evidence.Limit{Name: "RLIMIT_AS", Bytes: known(gib)},

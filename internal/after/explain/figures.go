@@ -256,8 +256,8 @@ func (s *scene) sharedMemoryFree() bool {
 	return size > 0 && used < size/2
 }
 
-// fastestFill is how many bytes of /dev/shm a job may fill in a second. Its files go with the process that dies, so that
-// only what a sample shows of the time before tells.
+// fastestFill is how many bytes of /dev/shm a job may fill in a second. Its files go with the process that dies, so
+// that only what a sample shows of the time before tells.
 const fastestFill = float64(16 * ledger.GiB)
 
 // rank is that of the witness.

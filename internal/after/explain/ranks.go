@@ -95,7 +95,7 @@ func mannerOfWorker(signal string) manner {
 func mannerOfProcess(f evidence.ProcessEnded) manner {
 	signal := f.Signal
 	switch {
-	case signal == evidence.SIGTERM && f.By == recorder && !f.Victim: // plimsoll run has not sent it, and waits for all ranks
+	case signal == evidence.SIGTERM && f.By == recorder && !f.Victim: // plimsoll run sent none, and no rank had ended
 		return crashed
 	case f.Victim || signal == evidence.SIGTERM || signal == evidence.SIGINT || f.ExitCode == exitTerm:
 		return taken

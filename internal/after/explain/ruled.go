@@ -113,7 +113,8 @@ func killsCleared(s *scene, top claim) string {
 	return ""
 }
 
-// addressesCleared takes the word of a sample where there is a recording: a rank may have limited itself after its start.
+// addressesCleared takes the word of a sample where there is a recording: a rank may have limited itself after its
+// start.
 func addressesCleared(s *scene, top claim) string {
 	if top.resource == AddressSpace {
 		return ""

@@ -165,15 +165,16 @@ var rules = []rule{
 		row[evidence.HostAllocationFailed]{overAddressSpace, AddressSpace, "", Certain, addressText},
 		row[evidence.HostAllocationFailed]{func(_ *scene, f evidence.HostAllocationFailed) bool {
 			return f.By == evidence.SegmentAddresses
-		}, AddressSpace, segmentAddresses, Likely, says[evidence.HostAllocationFailed]("found no addresses for another " +
-			"expandable segment: the process may have reserved all that a limit allows, and no memory is missing")},
+		}, AddressSpace, segmentAddresses, Likely, says[evidence.HostAllocationFailed]("found no addresses for " +
+			"another expandable segment: the process may have reserved all that a limit allows, and no memory is " +
+			"missing")},
 		row[evidence.HostAllocationFailed]{func(s *scene, _ evidence.HostAllocationFailed) bool {
 			return s.addressSpaceLimit() > 0
 		}, AddressSpace, "", Likely, addressText},
 		row[evidence.HostAllocationFailed]{func(_ *scene, f evidence.HostAllocationFailed) bool {
 			return f.By == evidence.Loader
-		}, Undetermined, "", Unknown, says[evidence.HostAllocationFailed]("could not map a library into its memory: its " +
-			"addresses are limited (ulimit -v, -d), or the file system of the library is mounted noexec")},
+		}, Undetermined, "", Unknown, says[evidence.HostAllocationFailed]("could not map a library into its memory: " +
+			"its addresses are limited (ulimit -v, -d), or the file system of the library is mounted noexec")},
 		row[evidence.HostAllocationFailed]{overCommit, Host, "overcommit", Likely, refusedText(
 			"vm.overcommit_memory is 2 and CommitLimit is reached")},
 		row[evidence.HostAllocationFailed]{aboveHost, Host, "capacity", Likely, refusedText(
@@ -221,8 +222,8 @@ var rules = []rule{
 			return (f.TooLarge || f.Assumed) && s.limitsFiles()
 		}, Disk, fileSize, Likely, says[evidence.DiskFull](limitedFileText)},
 		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return f.TooLarge }, Disk, fileSize, Likely,
-			says[evidence.DiskFull]("could not write a file: it would be larger than a limit (RLIMIT_FSIZE, ulimit -f) " +
-				"or its file system allows")},
+			says[evidence.DiskFull]("could not write a file: it would be larger than a limit (RLIMIT_FSIZE, ulimit " +
+				"-f) or its file system allows")},
 		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return f.Assumed }, Disk, "", Likely,
 			says[evidence.DiskFull]("could not write a file: most likely the disk is full")},
 		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return f.Path != "" }, Disk, "", Certain,
@@ -234,8 +235,8 @@ var rules = []rule{
 			Processes, "", Likely, processText},
 		row[evidence.TooManyProcesses]{func(s *scene, f evidence.TooManyProcesses) bool {
 			return f.By == "thread" && s.addressSpaceLimit() > 0
-		}, AddressSpace, "", Likely, says[evidence.TooManyProcesses]("could not start another thread: its stack needs " +
-			"addresses, and the address space is limited (RLIMIT_AS, ulimit -v)")},
+		}, AddressSpace, "", Likely, says[evidence.TooManyProcesses]("could not start another thread: its stack " +
+			"needs addresses, and the address space is limited (RLIMIT_AS, ulimit -v)")},
 		row[evidence.TooManyProcesses]{func(_ *scene, f evidence.TooManyProcesses) bool {
 			return strings.Contains(f.By, "fork") || strings.Contains(f.By, "clone")
 		}, Processes, "", Certain, processText},
@@ -319,8 +320,8 @@ var rules = []rule{
 		},
 			Disk, fileSize, Certain, says[evidence.ProcessEnded](limitedFileText)},
 		row[evidence.ProcessEnded]{func(_ *scene, f evidence.ProcessEnded) bool { return f.Signal == evidence.SIGTERM },
-			Undetermined, "", Unknown, says[evidence.ProcessEnded]("was asked to end by SIGTERM, and nothing here says by " +
-				"whom: a person, a batch system, or a service that frees memory, such as earlyoom")},
+			Undetermined, "", Unknown, says[evidence.ProcessEnded]("was asked to end by SIGTERM, and nothing here " +
+				"says by whom: a person, a batch system, or a service that frees memory, such as earlyoom")},
 		row[evidence.ProcessEnded]{nil, Undetermined, "", Unknown, endedText},
 	),
 	table(row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool {
