@@ -264,6 +264,15 @@ var batchPatterns = []pattern{
 			`\b(?:SIGKILL|[Kk]ill(?:ed|ing))\b.*(?:OOMController|\bnohang\b|\boomd\b|\blmkd\b)`,
 		kind: SystemdLog, fact: batchKill(UserSpace),
 	},
+	{ // Ray: src/ray/gcs, src/ray/raylet. Other types are of ends that somebody wanted, or that have lines of their own.
+		name:       "Ray: worker died",
+		literals:   []string{"Worker exit type: SYSTEM_ERROR"},
+		expression: `(?:\b(?:Worker PID|pid): (?P<pid>\d+).*)?\bWorker exit type: SYSTEM_ERROR\b`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return WorkerEnded{Of: "Ray", PIDs: pids(m.get("pid"))}
+		},
+	},
 	{ // Ray: src/ray/raylet, python/ray/exceptions.py
 		name: "Ray: killed for memory",
 		literals: []string{
@@ -273,15 +282,19 @@ var batchPatterns = []pattern{
 		expression: `(?:(?P<n>\d+) Workers \(tasks / actors\) killed due to memory pressure|` +
 			`was (?P<used>[\d.]+GB) / (?P<limit>[\d.]+GB) \([\d.]+\), which exceeds the memory usage threshold|` +
 			`[Mm]ore than \d+% of the memory on node(?: \S+ is used \((?P<old>[\d.]+) / (?P<size>[\d.]+) GB\))?|` +
-			`(?:killed|died) due to the node running low on memory)`,
+			`(?:(?P<count>\d+) worker\(s\) were )?(?:killed|died) due to the node running low on memory(?:\. Memory on ` +
+			`the node \([^)]*\) was (?P<now>[\d.]+GB) used / (?P<of>[\d.]+GB) limit)?)`, // the latter from 2.56
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			if m.get("n") == "0" {
 				return nil
 			}
 			kill := BatchKill{By: "Ray", Count: m.integer("n", 0), Limit: m.size("limit", 1), Used: m.size("used", 1)}
-			if m.get("old") != "" {
+			switch {
+			case m.get("old") != "":
 				kill.Used, kill.Limit = m.size("old", ledger.GiB), m.size("size", ledger.GiB)
+			case m.get("of") != "":
+				kill.Count, kill.Used, kill.Limit = m.integer("count", 0), m.size("now", 1), m.size("of", 1)
 			}
 			return kill
 		},

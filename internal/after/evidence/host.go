@@ -79,7 +79,7 @@ var hostPatterns = []pattern{
 		expression: `One of the subprocesses has abruptly died during map operation|` +
 			`A process in the process pool was terminated abruptly`,
 		kind: TrainerLog,
-		fact: func(*match) Fact { return WorkerEnded{Pool: true} },
+		fact: func(*match) Fact { return WorkerEnded{Of: "a pool of processes"} },
 	},
 	{ // torch/csrc/DataLoader.cpp
 		name:       "bus error of a data loader",

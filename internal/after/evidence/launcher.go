@@ -412,6 +412,9 @@ var launcherPatterns = []pattern{
 			if m.get("rc") != "" && strings.HasPrefix(m.get("code"), "-") && m.get("code") != "-9" {
 				return nil // what a function returns, and no process
 			}
+			if m.get("code") == "0" && helper.MatchString(m.whole) {
+				return nil // a helper that ends well says nothing of the job
+			}
 			return ended("shell")(m)
 		},
 	},
@@ -440,6 +443,9 @@ var launcherPatterns = []pattern{
 		take:       func(r *reader, m *match) { r.begin(m.stream, askedCode{}) },
 	},
 }
+
+// helper are processes beside those of the job.
+var helper = lazyregexp.New(`(?i)\b(?:agent|daemon|dashboard|sidecar|helper|watchdog)\b`)
 
 // askedCode is the line after "echo $?".
 type askedCode struct{}

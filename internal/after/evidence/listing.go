@@ -1,6 +1,7 @@
 package evidence
 
 import (
+	"cmp"
 	"strings"
 
 	"plimsoll/internal/base/lazyregexp"
@@ -24,8 +25,9 @@ var listings = []listing{
 	{ // Ray: src/ray/raylet/worker_killing_policy.cc, python/ray/_private/memory_monitor.py before 2.0
 		by: "Ray", kind: TrainerLog, unit: ledger.GiB,
 		literals: []string{"MEM(GB)", "MEM\tCOMMAND", "MEM COMMAND"},
-		header:   `^PID\s+MEM(?:\(GB\))?\s+COMMAND$`,
-		row:      lazyregexp.New(`^(?P<pid>\d+)\s+(?P<mem>[\d.]+(?:GB)?)\s+(?P<name>\S.*)$`),
+		header:   `(?:^|memory users: )PID\s+MEM(?:\(GB\))?\s+COMMAND$`,
+		// A process whose command cannot be read has none.
+		row: lazyregexp.New(`^(?P<pid>\d+)\s+(?P<mem>[\d.]+(?:GB)?)(?:\s+(?P<name>\S.*)|\s*)$`),
 	},
 	{ // procps: ps aux
 		by: "ps", kind: ProcessCounter, unit: kb,
@@ -94,7 +96,8 @@ func (b *memoryTable) line(_ *reader, t *text) bool {
 		return ""
 	}
 	if size := sizeOf(get("mem"), b.unit); size.Known {
-		b.list = append(b.list, MemoryHolder{atoi(get("pid")), shortened(strings.TrimSpace(get("name"))), size.Bytes})
+		name := cmp.Or(strings.TrimSpace(get("name")), "of no known command")
+		b.list = append(b.list, MemoryHolder{atoi(get("pid")), shortened(name), size.Bytes})
 	}
 	return true
 }

@@ -143,11 +143,19 @@ func (f TooManyProcesses) Says() string {
 
 // Says says it.
 func (f WorkerEnded) Says() string {
-	if f.Pool {
-		return "a process of a pool of workers ended abruptly"
+	if f.Of != "" {
+		return sentence(fmt.Sprintf("a worker of %s ended abruptly", f.Of), numbers("PID %s", f.PIDs))
 	}
 	return sentence(fmt.Sprintf("a worker of the data loader ended before its rank (PID %v)", f.PIDs),
 		by("by signal: %s", f.Signal))
+}
+
+// numbers says numbers, if there are any.
+func numbers(format string, list []int) string {
+	if len(list) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(format, strings.Trim(fmt.Sprint(list), "[]"))
 }
 
 // Says says it.
@@ -221,8 +229,12 @@ func (f ProcessEnded) Says() string {
 
 // Says says it.
 func (f BatchKill) Says() string {
-	return sentence(f.By+" says that memory ran out", by("in %s", f.What), number("%d times", f.Count),
-		with("used %s", f.Used), with("limit %s", f.Limit))
+	times := ""
+	if f.Count > 1 {
+		times = fmt.Sprintf("%d times", f.Count)
+	}
+	return sentence(f.By+" says that memory ran out", by("in %s", f.What), times, with("used %s", f.Used),
+		with("limit %s", f.Limit))
 }
 
 // Says says it.

@@ -129,7 +129,8 @@ var signPatterns = []pattern{
 
 func signOf(reach int) func(*match) Fact {
 	return func(m *match) Fact {
-		if supposes.MatchString(m.sentence()) || overcome.MatchString(m.whole) || m.isVariable() {
+		if supposes.MatchString(m.sentence()) || overcome.MatchString(m.whole) || m.isVariable() ||
+			calm.MatchString(m.whole) {
 			return nil
 		}
 		found := m.whole[m.indices[0]:m.indices[1]]
@@ -137,6 +138,11 @@ func signOf(reach int) func(*match) Fact {
 			Memory: lackText.MatchString(m.whole) && isError(m.whole)}
 	}
 }
+
+// calm are lines that a logger of glog's form, as Ray's and PyTorch's are, marks as information or a warning, counts that
+// are 0, and names of things for errors.
+var calm = lazyregexp.New(`^(?:[IW] \d+ \d+\] |\[?[IW]\d{4} \d\d:\d\d:)|\bfailed\b.*[:=] ?0$|` +
+	`^[A-Z]+(?:_[A-Z]+)*_ERROR(?:_[A-Z]+)*_(?:CHANNEL|TOPIC|QUEUE)$`)
 
 // isVariable reports whether a match is the name of a variable of the environment, such as HYDRA_FULL_ERROR.
 func (m *match) isVariable() bool {
@@ -165,7 +171,8 @@ var (
 		`\bwhat\(\)|abort|terminat|EXHAUSTED|Exhausted|NCCL WARN|exhausted`)
 	// supposes are words of lines that speak of errors that may be, or that were no errors.
 	supposes = lazyregexp.New(`(?i)\b(?:if|may|might|could cause|can cause|to avoid|avoids?|prevents?|in case|` +
-		`potential(?:ly)?|possibly|possible (?:root )?(?:causes?|reasons?)|probably|likely|suggest\w*|consider|should you|` +
+		`potential(?:ly)?|possibly|(?:possible|common|usual) (?:root )?(?:causes?|reasons?)|probably|likely|` +
+		`suggest\w*|consider|should you|` +
 		`warning|warn|deprecated|no errors?|0 errors?|error(?:s|_rate| rate)?[:= ]+(?:0|[\d.]*\.\d+)\b|` +
 		`without errors?|errors=|` +
 		`ignor(?:e|ed|ing)|skip(?:ped|ping)|retry(?:ing)?|fall(?:ing)? ?back|no allocation|never|` +

@@ -16,6 +16,8 @@ var (
 		"the recording has the memory of every rank, the counters, and the order in which ranks ended"}
 	collectRanks = Collect{"torchrun --log-dir logs --tee 3 ...",
 		"the log of each rank in a file of its own shows which rank failed first"}
+	collectRay = Collect{`grep -iE "killed|signal|exit|memory" /tmp/ray/session_latest/logs/raylet.*`,
+		"Ray's log says how the process ended; worker-*.err beside it has what the process printed"}
 	collectSlurm = Collect{"sacct -j JOBID --format=JobID,State,ExitCode,MaxRSS,ReqMem,Timelimit",
 		"Slurm says whether it ended the job, and why"}
 	collectMessages = Collect{`journalctl --since "1 hour ago" | grep -iE "earlyoom|oomd|killed|terminat"`,
@@ -99,6 +101,9 @@ func (s *scene) collectUndetermined() []Collect {
 			return []Collect{collectSlurm, collectMessages, collectRanks}
 		}
 		return []Collect{collectBacks, collectRanks}
+	}
+	if w, ok := s.witness.says[0].Fact.(evidence.WorkerEnded); ok && w.Of == "Ray" {
+		return []Collect{collectRay, collectKernel}
 	}
 	return []Collect{collectRanks, collectKernel}
 }

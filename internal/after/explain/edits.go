@@ -229,6 +229,12 @@ func (s *scene) hostEdits(top claim, phase *ledger.PhaseName) []Edit {
 		list = append(list, edit("vm.nr_hugepages", "", "fewer", "the pools of huge pages hold memory that nobody "+
 			"uses, and nothing else can use it (sysctl)").freeing(unused))
 	}
+	if kill, ok := top.at.Fact.(evidence.BatchKill); ok && kill.By == "Ray" && kill.Limit.Known &&
+		kill.Used.Bytes < kill.Limit.Bytes/10*9 {
+		list = append(list, edit("RAY_memory_usage_threshold",
+			fmt.Sprintf("%.2f or less", float64(kill.Used.Bytes)/float64(kill.Limit.Bytes)), "0.95",
+			"Ray ends workers from that share of the memory on, and the node had more"))
+	}
 	if s.hasLoaders() {
 		list = append(list, edit("num_workers", "", "fewer", "every worker of a DataLoader is a process of its own"))
 	}

@@ -239,6 +239,10 @@ func TestExplain(t *testing.T) {
 
 		"Slurm": {Inputs{Sources: log(evidence.BatchKill{By: "Slurm"})}, CGroup, "", Likely},
 		"Ray":   {Inputs{Sources: log(evidence.BatchKill{By: "Ray"})}, Host, "", Likely},
+		"Ray lost an actor": {Inputs{Sources: log(evidence.Exception{Type: "ray.exceptions.ActorDiedError"},
+			evidence.WorkerEnded{Of: "Ray"}, ended(0, 4, 1, 0))}, Undetermined, "", Unknown},
+		"Ray, beside counters of the kernel that stood still": {Inputs{Sources: log(ended(0, 4, 1, 0),
+			evidence.BatchKill{By: "Ray"}, oomCounts{compared: true})}, Host, "", Likely},
 		"time": {Inputs{Sources: log(ended(0, 1, 0, 15), evidence.BatchEnd{Reason: "time limit"})}, NotMemory, "",
 			Certain},
 		"cancel": {Inputs{Sources: log(evidence.BatchEnd{Reason: "cancelled"})}, NotMemory, "", Likely},

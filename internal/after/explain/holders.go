@@ -37,6 +37,11 @@ func (s *scene) holders(top claim, phase *ledger.PhaseName) []Holder {
 
 // hostHolders divides memory of the host: what was recorded goes before the kernel's words, and those before a list.
 func (s *scene) hostHolders(top claim) []Holder {
+	if _, kill := top.at.Fact.(evidence.BatchKill); kill { // a sample may be of the time after the kill
+		if list := s.listed(top); list != nil {
+			return list
+		}
+	}
 	recorded := s.recordedHolders(top.resource)
 	if len(recorded) > 0 || top.resource == SharedMemory && s.levels != nil {
 		return s.recordedUse(top.resource).balanced(recorded)

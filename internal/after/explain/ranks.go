@@ -115,7 +115,8 @@ func mannerOfProcess(f evidence.ProcessEnded) manner {
 var consequences = []string{"ChildFailedError", "CalledProcessError", "SystemExit", "KeyboardInterrupt",
 	"SignalException", "ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError",
 	"DistBackendError", "DistNetworkError", "DistStoreError", "ActorDiedError", "RayActorError",
-	"ActorUnavailableError", "WorkerCrashedError", "NodeDiedError", "ProcessExitedException", "EngineDeadError"}
+	"ClientConnectorError", "ServerDisconnectedError", "ActorUnavailableError",
+	"WorkerCrashedError", "NodeDiedError", "ProcessExitedException", "EngineDeadError"}
 
 // rootAbove is what an exception says that only repeats that another process has failed.
 var rootAbove = lazyregexp.New(`(?i)\bsee (?:the )?(?:root cause|stack trace) \(?above\b`)

@@ -253,9 +253,10 @@ var rules = []rule{
 			return mannerOfWorker(f.Signal) == faulted
 		}, Undetermined, "", Unknown, says[evidence.WorkerEnded]("lost a worker of its data loader by SIGBUS, and " +
 			"/dev/shm had free memory when it was looked at")},
-		row[evidence.WorkerEnded]{func(_ *scene, f evidence.WorkerEnded) bool { return f.Pool }, Undetermined, "",
-			Unknown, says[evidence.WorkerEnded]("lost a process of a pool of workers, and nothing here says what " +
-				"ended the process")},
+		row[evidence.WorkerEnded]{func(_ *scene, f evidence.WorkerEnded) bool { return f.Of != "" }, Undetermined, "",
+			Unknown, func(f evidence.WorkerEnded) string {
+				return fmt.Sprintf("lost a worker of %s, and nothing here says what ended that process", f.Of)
+			}},
 		row[evidence.WorkerEnded]{nil, Undetermined, "", Unknown, says[evidence.WorkerEnded]("lost a worker of its " +
 			"data loader, and nothing here says what killed the worker")},
 	),
@@ -422,7 +423,7 @@ func (s *scene) testimony() []evidence.Finding {
 				found = append(found, f)
 			}
 		case oomCounts:
-			if w != nil && w.how == killed || fact.kills() > 0 {
+			if w != nil && w.how == killed && !s.killedByBatch() || fact.kills() > 0 {
 				found = append(found, f)
 			}
 		}
@@ -436,6 +437,14 @@ func (s *scene) killedForMemory() bool {
 		o, counts := f.Fact.(oomCounts)
 		_, batch := f.Fact.(evidence.BatchKill)
 		return batch || counts && o.kills() > 0
+	})
+}
+
+// killedByBatch reports whether a batch system, and not the kernel, has killed a process of the job for its memory.
+func (s *scene) killedByBatch() bool {
+	return slices.ContainsFunc(s.words, func(f evidence.Finding) bool {
+		_, batch := f.Fact.(evidence.BatchKill)
+		return batch
 	})
 }
 
