@@ -139,8 +139,8 @@ func signOf(reach int) func(*match) Fact {
 	}
 }
 
-// calm are lines that a logger of glog's form, as Ray's and PyTorch's are, marks as information or a warning, counts that
-// are 0, and names of things for errors.
+// calm are lines that a logger of glog's form, as Ray's and PyTorch's are, marks as information or a warning, counts
+// that are 0, and names of things for errors.
 var calm = lazyregexp.New(`^(?:[IW] \d+ \d+\] |\[?[IW]\d{4} \d\d:\d\d:)|\bfailed\b.*[:=] ?0$|` +
 	`^[A-Z]+(?:_[A-Z]+)*_ERROR(?:_[A-Z]+)*_(?:CHANNEL|TOPIC|QUEUE)$`)
 
