@@ -108,16 +108,16 @@ Optimizers that --optimizer knows, beside the Trainer's names for them:
 
 const checkpointingFlag = "gradient-checkpointing"
 
-// jobArguments has a command take files as arguments, and before them the value of the flag for gradient checkpointing.
-// That value is optional, and arrives as an argument where the flag was given without "=".
+// jobArguments has a command take files and names as arguments, and among them the value of the flag for gradient
+// checkpointing. That value is optional, and arrives as an argument where the flag was given without "=".
 func jobArguments(c *cobra.Command, q *job.Request, to *[]string) {
 	isLacking := func() bool {
 		flag := c.Flags().Lookup(checkpointingFlag)
 		return flag.Changed && q.Recompute == flag.NoOptDefVal
 	}
 	c.Args = func(c *cobra.Command, arguments []string) error {
-		if len(arguments) > 0 && isLacking() && !strings.ContainsAny(arguments[0], "./") {
-			q.Recompute, arguments = arguments[0], arguments[1:]
+		if isLacking() {
+			arguments = recomputeAmong(q, arguments)
 		}
 		if len(arguments) > 0 && slices.Contains(launchers, filepath.Base(arguments[0])) {
 			return programWithoutDashes(c, arguments)
@@ -141,6 +141,25 @@ func jobArguments(c *cobra.Command, q *job.Request, to *[]string) {
 		}
 		return nil, cobra.ShellCompDirectiveDefault
 	}
+}
+
+// recomputeAmong takes what is recomputed from among arguments, and returns the others: a value that there is, or else a
+// word that comes near to one, or that can name nothing else.
+func recomputeAmong(q *job.Request, arguments []string) []string {
+	i := slices.IndexFunc(arguments, func(a string) bool {
+		return slices.Contains(job.Recomputes, a) || strings.HasPrefix(a, "every-")
+	})
+	if i < 0 {
+		i = slices.IndexFunc(arguments, func(a string) bool {
+			near := fault.Nearest(a, job.Recomputes) != "" || q.Model != "" && !strings.ContainsAny(a, "./0123456789")
+			return near && !isThere(a) && !model.IsNamed(a) && !isNamedGPU(a)
+		})
+	}
+	if i < 0 {
+		return arguments
+	}
+	q.Recompute = arguments[i]
+	return slices.Delete(slices.Clone(arguments), i, i+1)
 }
 
 // launchers are words that begin the command of a program.

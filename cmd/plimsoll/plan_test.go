@@ -217,3 +217,30 @@ func TestFalcon(t *testing.T) {
 	}
 	t.Error("no first step")
 }
+
+// TestCheckpointingAmongNames: the flag's value may be left out, or stand anywhere among the names of a model, of a GPU
+// and of files.
+func TestCheckpointingAmongNames(t *testing.T) {
+	planned := func(arguments ...string) string {
+		out, err := exec.Command(program(t), append([]string{"plan", "--json"}, arguments...)...).Output()
+		var ended *exec.ExitError
+		if err != nil && !(errors.As(err, &ended) && ended.ExitCode() == exitDoesNotFit) {
+			t.Fatalf("%v: %v", arguments, err)
+		}
+		return string(out)
+	}
+	want := map[string]string{"full": planned("--model", "gpt2", "--gpu", "RTX-4090", "--gradient-checkpointing=full"),
+		"every-3": planned("--model", "gpt2", "--gpu", "RTX-4090", "--gradient-checkpointing=every-3")}
+	for _, c := range []struct{ way, arguments string }{
+		{"full", "gpt2 RTX-4090 --gradient-checkpointing"},
+		{"full", "gpt2 --gradient-checkpointing --gpu RTX-4090"},
+		{"full", "--gradient-checkpointing gpt2 RTX-4090"},
+		{"full", "gpt2 --gradient-checkpointing full RTX-4090"},
+		{"every-3", "gpt2 RTX-4090 --gradient-checkpointing every-3"},
+		{"every-3", "--gradient-checkpointing every-3 gpt2 RTX-4090"},
+	} {
+		if got := planned(strings.Fields(c.arguments)...); got != want[c.way] {
+			t.Errorf("plan %s is not that of %s:\n%s", c.arguments, c.way, cmp.Diff(want[c.way], got))
+		}
+	}
+}
