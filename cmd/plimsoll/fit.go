@@ -69,8 +69,8 @@ A job is described as to plimsoll plan. Settings that are given are kept.`,
 	group(command, "Search and result", func() {
 		flags.Var((*countFlag)(&q.Batch), "batch", "sequences of an optimizer step on all ranks (default: any)")
 		flags.BoolVar(&q.FewerGPUs, "fewer-gpus", false, "also try a half of the GPUs, a quarter and so on")
-		flags.BoolVar(&q.AnyMoments, "any-moments", false, "also try moments in bf16 for states on the host, which "+
-			"take fewer bytes and are rounded")
+		flags.BoolVar(&q.AnyMoments, "any-moments", false, "also try moments of fewer bits for states on the host: "+
+			"they take fewer bytes and are rounded")
 		flags.BoolVar(&q.Tight, "allow-tight", false, "count recipes as fitting whose upper end does not fit")
 		flags.StringVar(&options.write, "write", "", "write the files of the fastest recipe to a `folder`")
 		flags.BoolVar(&options.long, "long", false, "show all that the search has found, and not one screen of it")

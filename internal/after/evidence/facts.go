@@ -137,7 +137,7 @@ type (
 	WorkerEnded struct {
 		PIDs   []int
 		Signal string // as the text names it; empty if it does not
-		Of     string // whose worker it is, where not a data loader's: a pool of processes, as of datasets' map, or Ray's
+		Of     string // whose worker, where not a data loader's: a pool of processes, as of datasets' map, or Ray's
 	}
 
 	// Exception is a Python exception that says nothing of memory, the last one of a traceback.

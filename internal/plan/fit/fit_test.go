@@ -3,6 +3,7 @@ package fit
 import (
 	"errors"
 	"flag"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -397,6 +398,44 @@ func TestAnyMoments(t *testing.T) {
 	q.States.Moments = "fp32"
 	if _, err := Search(q); !errors.As(err, new(*fault.Input)) {
 		t.Errorf("%v, though the moments are given", err)
+	}
+}
+
+// TestUpdateOnTheHost: plimsoll.torch.AdamW is a recipe like others. It plans as its flags do. Who names an optimizer
+// gets no other.
+func TestUpdateOnTheHost(t *testing.T) {
+	q := job.Request{Model: "qwen3-1.7b", GPU: "RTX-4090", HostMemory: 64 * ledger.GiB, Precision: "bf16",
+		Sequence: 2048}
+	for optimizer, want := range map[string]bool{"": true, "adamw/fused": false} {
+		q.Optimizer = optimizer
+		a, err := Search(Question{Request: q, Machine: fast})
+		if err != nil || a.Fastest == nil {
+			t.Fatalf("nothing fits: %v", err)
+		}
+		i := slices.IndexFunc(a.Front, func(r *Recipe) bool { return r.Overrides.Optimizer != "" })
+		if (i >= 0) != want {
+			t.Fatalf("with --optimizer %q the update on the host is recipe %d of %d", optimizer, i, len(a.Front))
+		}
+		if !want {
+			continue
+		}
+		r := a.Front[i]
+		p, err := planOf(r.Request(q))
+		if err != nil || p.Verdict != r.Plan.Verdict || p.Job.Offload.Format == nil {
+			t.Errorf("%s: %+v, but its flags plan %+v, %v", r.Name, r.Plan.Verdict, p.Verdict, err)
+		}
+		if r.Step.Total.Expected <= 0 {
+			t.Errorf("%s takes %v of a step", r.Name, r.Step.Total.Expected)
+		}
+	}
+	q.Optimizer = ""
+	a, err := Search(Question{Request: q, Machine: fast, AnyMoments: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	least := a.Front[len(a.Front)-1]
+	if least.Overrides.Optimizer == "" {
+		t.Errorf("%s takes least of a GPU", least.Name)
 	}
 }
 

@@ -118,10 +118,15 @@ func (q *Question) engines(base *job.Job, said bool) ([]variant, error) {
 	case base.FSDP != nil && q.Request.FSDP == "":
 		return q.fsdpRoads("", base), nil
 	}
-	list := q.withStates(variant{name: "DistributedDataParallel", overrides: job.Overrides{FSDP: job.NoFSDP}})
+	plain := variant{name: "DistributedDataParallel", overrides: job.Overrides{FSDP: job.NoFSDP}}
 	if base.World == 1 {
-		list = q.withStates(variant{name: "one GPU", overrides: job.Overrides{FSDP: job.NoFSDP}})
-	} else {
+		plain.name = "one GPU"
+	}
+	list := q.withStates(plain)
+	if !said {
+		list = append(list, q.inService(plain, base)...)
+	}
+	if base.World > 1 {
 		list = append(list, q.fsdpRoads("2", base)...)
 	}
 	if said || base.Adapter != nil || base.Quantization != nil {
@@ -194,6 +199,36 @@ func (q *Question) fsdpRoads(version string, base *job.Job) []variant {
 		v.name += ", shards on the host"
 		v.overrides.FSDPOffload = true
 		list = append(list, v)
+	}
+	return list
+}
+
+// inService lists a road with plimsoll.torch.AdamW, which holds the states on the host and updates them there, in the
+// format that rounds nothing, or in all with AnyMoments. It has master weights. Who asks for them in a form gets that,
+// and who asks for an optimizer gets no other.
+func (q *Question) inService(v variant, base *job.Job) []variant {
+	if q.Request.Optimizer != "" || base.Optimizer.Name != "adamw" || base.Adapter != nil ||
+		base.Quantization != nil || base.Pipeline != nil || base.OnCPU {
+		return nil
+	}
+	formats := []string{"split"}
+	switch {
+	case q.AnyMoments:
+		formats = []string{"split", "bf16", "int8", "split24"}
+	case q.rests() && q.States.Moments != "" && q.States.Moments != "fp32":
+		return nil // its formats are others
+	case q.rests():
+		formats = []string{q.States.Master}
+	}
+	var list []variant
+	for _, format := range formats {
+		with := v
+		with.overrides.Optimizer = job.ServiceOptimizer + "/" + format
+		with.name += ", plimsoll.torch.AdamW"
+		if len(formats) > 1 {
+			with.name += " in " + format
+		}
+		list = append(list, with)
 	}
 	return list
 }

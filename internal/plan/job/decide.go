@@ -19,6 +19,7 @@ type Overrides struct {
 	FSDP                               string // one of FSDPVersions, or NoFSDP for a request without
 	FSDPOffload                        bool
 	States                             *Offload // how states are offloaded
+	Optimizer                          string   // of the names of a request
 
 	TensorParallel, ContextParallel, PipelineParallel int
 	PipelineSchedule                                  string
@@ -55,6 +56,7 @@ func (o Overrides) Request(q Request) Request {
 	if o.DeepSpeed != nil {
 		q.Precision = ""
 	}
+	q.Optimizer = cmp.Or(o.Optimizer, q.Optimizer)
 	q.TensorParallel = cmp.Or(o.TensorParallel, q.TensorParallel)
 	q.ContextParallel = cmp.Or(o.ContextParallel, q.ContextParallel)
 	if o.PipelineParallel > 1 {
