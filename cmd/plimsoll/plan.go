@@ -143,8 +143,8 @@ func jobArguments(c *cobra.Command, q *job.Request, to *[]string) {
 	}
 }
 
-// recomputeAmong takes what is recomputed from among arguments, and returns the others: a value that there is, or else a
-// word that comes near to one, or that can name nothing else.
+// recomputeAmong takes what is recomputed from among arguments, and returns the others: a value that there is, or else
+// a word that comes near to one, or that can name nothing else.
 func recomputeAmong(q *job.Request, arguments []string) []string {
 	i := slices.IndexFunc(arguments, func(a string) bool {
 		return slices.Contains(job.Recomputes, a) || strings.HasPrefix(a, "every-")
