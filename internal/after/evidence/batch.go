@@ -264,7 +264,7 @@ var batchPatterns = []pattern{
 			`\b(?:SIGKILL|[Kk]ill(?:ed|ing))\b.*(?:OOMController|\bnohang\b|\boomd\b|\blmkd\b)`,
 		kind: SystemdLog, fact: batchKill(UserSpace),
 	},
-	{ // Ray: src/ray/gcs, src/ray/raylet. Other types are of ends that somebody wanted, or that have lines of their own.
+	{ // Ray: src/ray/gcs, src/ray/raylet. Ends of other types were wanted, or have lines of their own.
 		name:       "Ray: worker died",
 		literals:   []string{"Worker exit type: SYSTEM_ERROR"},
 		expression: `(?:\b(?:Worker PID|pid): (?P<pid>\d+).*)?\bWorker exit type: SYSTEM_ERROR\b`,
