@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -122,6 +123,9 @@ func jobArguments(c *cobra.Command, q *job.Request, to *[]string) {
 		if len(arguments) > 0 && slices.Contains(launchers, filepath.Base(arguments[0])) {
 			return programWithoutDashes(c, arguments)
 		}
+		if err := rankNamesGPU(q); err != nil {
+			return err
+		}
 		arguments, unknown, err := namedArguments(q, arguments)
 		if err != nil {
 			return err
@@ -141,6 +145,20 @@ func jobArguments(c *cobra.Command, q *job.Request, to *[]string) {
 		}
 		return nil, cobra.ShellCompDirectiveDefault
 	}
+}
+
+// leastNumberOfGPU is the least number that is the name of a GPU and could be the rank of an adapter.
+const leastNumberOfGPU = 1000
+
+// rankNamesGPU refuses the name of a GPU as the rank of an adapter, which somebody has left out.
+func rankNamesGPU(q *job.Request) error {
+	for flag, rank := range map[string]int{"lora": q.LoRA, "qlora": q.QLoRA} {
+		if rank >= leastNumberOfGPU && q.GPU == "" && isNamedGPU(strconv.Itoa(rank)) {
+			return fault.Inputf("--%s %d: %d is the name of a GPU, expected the rank of an adapter", flag, rank, rank).
+				WithHint(fmt.Sprintf("--gpu %d --%s 16", rank, flag))
+		}
+	}
+	return nil
 }
 
 // recomputeAmong takes what is recomputed from among arguments, and returns the others: a value that there is, or else
