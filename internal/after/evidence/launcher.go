@@ -376,6 +376,15 @@ var launcherPatterns = []pattern{
 			`Broken pipe|timed out))`,
 		kind: TrainerLog, fact: collective("NCCL"),
 	},
+	{ // gloo/transport/tcp/pair.cc: what this rank and its peer send and receive are of two collectives, or of two sizes
+		name:       "gloo: another collective",
+		literals:   []string{"distributed collective mismatch"},
+		expression: `(?P<what>Received data size doesn't match expected size)\. Is there a distributed collective mismatch`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return Exception{Type: "gloo::EnforceNotMet", Message: m.get("what") + ": ranks call different collectives"}
+		},
+	},
 	{ // gloo/transport/tcp/pair.cc, unbound_buffer.cc
 		name: "gloo: peer gone",
 		literals: []string{"gloo/transport", "Connection closed by peer [", "ms for recv operation",

@@ -18,6 +18,8 @@ var (
 		"the log of each rank in a file of its own shows which rank failed first"}
 	collectRay = Collect{`grep -iE "killed|signal|exit|memory" /tmp/ray/session_latest/logs/raylet.*`,
 		"Ray's log says how the process ended; worker-*.err beside it has what the process printed"}
+	collectStacks = Collect{"py-spy dump --pid PID",
+		"the stack of each rank, while the job hangs: the rank that stands elsewhere than the others is the one"}
 	collectSlurm = Collect{"sacct -j JOBID --format=JobID,State,ExitCode,MaxRSS,ReqMem,Timelimit",
 		"Slurm says whether it ended the job, and why"}
 	collectMessages = Collect{`journalctl --since "1 hour ago" | grep -iE "earlyoom|oomd|killed|terminat"`,

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/after/evidence"
+	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/base/ledger"
 )
 
@@ -300,6 +301,10 @@ func (s *scene) concludeVictims(e *Explanation) {
 	e.Cause = Cause{Resource: Undetermined, Text: "The job failed, but the files show only ranks that ended because " +
 		"another one did: the first to end is missing"}
 	e.Confidence = Unknown
+	if s.timedOut() {
+		e.Cause.Text = "The job failed, as a collective timed out: a rank hung, was slower than the timeout, or " +
+			"called another collective"
+	}
 	if s.interrupted() {
 		e.Cause = Cause{Resource: NotMemory, Text: "The job was interrupted, by Ctrl-C or another SIGINT"}
 		e.Confidence = Likely
@@ -313,7 +318,21 @@ func (s *scene) concludeVictims(e *Explanation) {
 			e.Evidence = append(e.Evidence, Evidence{f.File, f.Number, f.Text, f.Fact.Says()})
 		}
 	}
+	if s.timedOut() {
+		e.Collect = append(e.Collect, collectStacks)
+	}
 	e.Collect = append(e.Collect, collectRanks, collectKernel, collectRecording)
+}
+
+// timeout is what a collective says that has waited for too long.
+var timeout = lazyregexp.New(`(?i)tim(?:ed|e|ing)[ -]?out`)
+
+// timedOut reports whether collectives say that they have waited, and none that a peer is gone.
+func (s *scene) timedOut() bool {
+	waits := all[evidence.CollectiveFailed](s.findings)
+	return len(waits) > 0 && !slices.ContainsFunc(waits, func(f seen[evidence.CollectiveFailed]) bool {
+		return !timeout.MatchString(f.fact.What + f.Text)
+	})
 }
 
 // interrupted reports whether somebody interrupted the job and nothing else was wrong with it.

@@ -114,6 +114,7 @@ func (o *outputs) findings() []evidence.Finding {
 		if err != nil {
 			continue // the rank has printed nothing that is text
 		}
+		several := slices.ContainsFunc(source.Findings, ofSeveralRanks)
 		for _, f := range source.Findings {
 			end, ended := f.Fact.(evidence.ProcessEnded)
 			if ended && end.By == "shell" && end.Signal == 0 && source.Lines == 1 {
@@ -124,13 +125,23 @@ func (o *outputs) findings() []evidence.Finding {
 				at := o.lines[rank][f.Number-1]
 				f.Number, f.Time = at.Number, at.Time
 			}
-			if f.Rank == evidence.NoRank {
+			if f.Rank == evidence.NoRank && !several {
 				f.Rank = rank
 			}
 			found = append(found, f)
 		}
 	}
 	return found
+}
+
+// launchers of ranks may be the recorded process. What it prints without a label is of any of them.
+var launchers = map[string]bool{"DeepSpeed": true, "torchrun": true, "torch.multiprocessing": true, "mpirun": true,
+	"mpiexec": true}
+
+// ofSeveralRanks reports whether a line is of a process that has started ranks.
+func ofSeveralRanks(f evidence.Finding) bool {
+	end, ended := f.Fact.(evidence.ProcessEnded)
+	return ended && launchers[end.By]
 }
 
 // signs returns the lines that speak of a failure, in the recorded output.
