@@ -376,7 +376,7 @@ var launcherPatterns = []pattern{
 			`Broken pipe|timed out))`,
 		kind: TrainerLog, fact: collective("NCCL"),
 	},
-	{ // gloo/transport/tcp/pair.cc: what this rank and its peer send and receive are of two collectives, or of two sizes
+	{ // gloo/transport/tcp/pair.cc: a rank and its peer are in two collectives, or of two sizes
 		name:       "gloo: another collective",
 		literals:   []string{"distributed collective mismatch"},
 		expression: `(?P<what>Received data size doesn't match expected size)\. Is there a distributed collective mismatch`,
