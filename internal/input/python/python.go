@@ -75,7 +75,7 @@ func (s *Source) Call(function string) *Value {
 		return nil
 	}
 	s.evaluator.steps = 0
-	made := s.evaluator.invoke(of, nil, nil, of.At)
+	made := (&block{evaluator: s.evaluator}).invoke(of, nil, nil, of.At)
 	if s.evaluator.isSpent() {
 		return &Value{Kind: Unknown, Text: function + "(), which takes very long to follow", At: of.At}
 	}

@@ -183,6 +183,7 @@ type sourceModel struct {
 	loaded   *python.Value // the call of from_pretrained, nil for a model that is made in another way
 	adapter  *python.Value // the adapter that it gets, nil without
 	prepared bool
+	chain    []*python.Value // the calls that return it, the last one first
 }
 
 // modelOf returns what a source does to a model.
@@ -191,6 +192,7 @@ func modelOf(model *python.Value) (m sourceModel) {
 		if model == nil || model.Kind != python.Object {
 			return sourceModel{adapter: m.adapter}
 		}
+		m.chain = append(m.chain, model)
 		does, known := keeps[model.Name()]
 		switch {
 		case model.Name() == "from_pretrained":
@@ -223,6 +225,41 @@ func modelOf(model *python.Value) (m sourceModel) {
 var decides = map[string]string{"requires_grad": "which parameters are trained",
 	"requires_grad_": "which parameters are trained", "resize_token_embeddings": "the size of the vocabulary",
 	"add_adapter": "the adapter", "load_adapter": "the adapter"}
+
+// casts are methods that change the type of all weights.
+var casts = strings.Fields("half bfloat16 float double to type")
+
+// harmlessBelow matches what a source may set in a model without a change of its weights.
+var harmlessBelow = lazyregexp.New(`^(?:config|generation_config)\b|^(?:name_or_path|is_parallelizable|model_parallel|` +
+	`hf_device_map|warnings_issued|padding_side|training|is_gradient_checkpointing|use_cache)$`)
+
+// changes reads what a source does to the weights of its model by other code than calls that return it.
+func (m sourceModel) changes(root *strict.Value, source *python.Source) {
+	for _, of := range m.chain {
+		for _, c := range of.Changed {
+			if !harmlessBelow.MatchString(c.Path) {
+				Give(root, "model."+c.Path, int64(max(0, c.At)), computedValue("a part of the model, set by code", c.At))
+			}
+		}
+	}
+	for _, c := range source.Calls {
+		if c.From == nil || !slices.Contains(m.chain, c.From) || !slices.Contains(casts, c.Name()) {
+			continue
+		}
+		if c.Name() != "to" && c.Name() != "type" || hasType(c) {
+			Give(root, "model."+c.Name(), int64(max(0, c.At)), computedValue("the type of the weights, set by code", c.At))
+		}
+	}
+}
+
+// hasType reports whether a call has a type of elements among its arguments.
+func hasType(c *python.Value) bool {
+	isType := func(v *python.Value) bool {
+		return v.Kind == python.Symbol && PrecisionNames[strings.TrimPrefix(v.Text, "torch.")] != "" ||
+			v.Kind != python.Text && strings.Contains(v.Text, "dtype")
+	}
+	return c.Attribute("dtype") != nil || c.Attribute("torch_dtype") != nil || slices.ContainsFunc(c.Given, isType)
+}
 
 // touches reads what else a source does to its model.
 func touches(root *strict.Value, source *python.Source) {
@@ -287,6 +324,7 @@ func TrainerOfSource(root *strict.Value, source *python.Source, trainer *python.
 	if is := modelOf(trainer.Attribute("ref_model")).loaded; is != nil && len(is.Given) > 0 {
 		Give(root, "ref_model", root.At, Literal(is.Given[0], trainer.At))
 	}
+	made.changes(root, source)
 	touches(root, source)
 }
 
