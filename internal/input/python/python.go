@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 )
@@ -80,6 +81,11 @@ func (s *Source) Call(function string) *Value {
 		return &Value{Kind: Unknown, Text: function + "(), which takes very long to follow", At: of.At}
 	}
 	return made
+}
+
+// IsSource reports whether the name of a file is one of a source or of a notebook.
+func IsSource(file string) bool {
+	return slices.Contains([]string{".py", ".ipynb"}, filepath.Ext(file))
 }
 
 // IsNotebook reports whether a text is a Jupyter notebook.
