@@ -199,12 +199,7 @@ func modelOf(model *python.Value) (m sourceModel) {
 			m.loaded = model
 			return m
 		case model.Name() == "get_peft_model":
-			m.adapter = model
-			if config := model.Attribute("peft_config"); config != nil {
-				m.adapter = config
-			} else if len(model.Given) > 1 {
-				m.adapter = model.Given[1]
-			}
+			m.adapter = adapterOf(model)
 		case !known:
 			return sourceModel{adapter: m.adapter}
 		}
@@ -226,50 +221,12 @@ var decides = map[string]string{"requires_grad": "which parameters are trained",
 	"requires_grad_": "which parameters are trained", "resize_token_embeddings": "the size of the vocabulary",
 	"add_adapter": "the adapter", "load_adapter": "the adapter"}
 
-// casts are methods that change the type of all weights.
-var casts = strings.Fields("half bfloat16 float double to type")
-
-// harmlessBelow matches what a source may set in a model without a change of its weights.
-var harmlessBelow = lazyregexp.New(`^(?:config|generation_config)\b|^(?:name_or_path|is_parallelizable|model_parallel|` +
-	`hf_device_map|warnings_issued|padding_side|training|is_gradient_checkpointing|use_cache)$`)
-
-// changes reads what a source does to the weights of its model by other code than calls that return it.
-func (m sourceModel) changes(root *strict.Value, source *python.Source) {
-	for _, of := range m.chain {
-		for _, c := range of.Changed {
-			if !harmlessBelow.MatchString(c.Path) {
-				Give(root, "model."+c.Path, int64(max(0, c.At)), computedValue("a part of the model, set by code", c.At))
-			}
-		}
-	}
-	for _, c := range source.Calls {
-		if c.From == nil || !slices.Contains(m.chain, c.From) || !slices.Contains(casts, c.Name()) {
-			continue
-		}
-		if c.Name() != "to" && c.Name() != "type" || hasType(c) {
-			Give(root, "model."+c.Name(), int64(max(0, c.At)), computedValue("the type of the weights, set by code", c.At))
-		}
-	}
-}
-
-// hasType reports whether a call has a type of elements among its arguments.
-func hasType(c *python.Value) bool {
-	isType := func(v *python.Value) bool {
-		return v.Kind == python.Symbol && PrecisionNames[strings.TrimPrefix(v.Text, "torch.")] != "" ||
-			v.Kind != python.Text && strings.Contains(v.Text, "dtype")
-	}
-	return c.Attribute("dtype") != nil || c.Attribute("torch_dtype") != nil || slices.ContainsFunc(c.Given, isType)
-}
-
 // touches reads what else a source does to its model.
 func touches(root *strict.Value, source *python.Source) {
 	for name, what := range decides {
 		if at, is := source.Touched[name]; is {
 			Give(root, name, int64(at), computedValue(what+", decided by code", at))
 		}
-	}
-	if at, is := source.Touched["gradient_checkpointing_enable"]; is {
-		Give(root, "gradient_checkpointing", int64(at), strict.Of(true))
 	}
 }
 
@@ -302,10 +259,12 @@ func TrainerOfSource(root *strict.Value, source *python.Source, trainer *python.
 	}
 	model := argument("model", 0)
 	made := modelOf(model)
+	made.byStatement(root, source)
 	switch {
 	case model == nil:
 	case model.Kind == python.Text:
 		loadedBy(root, named(model, args))
+	case root.Member("model") != nil:
 	case made.loaded == nil:
 		Give(root, "model", root.At, computedValue(model.String(), trainer.At))
 	default:
@@ -324,7 +283,9 @@ func TrainerOfSource(root *strict.Value, source *python.Source, trainer *python.
 	if is := modelOf(trainer.Attribute("ref_model")).loaded; is != nil && len(is.Given) > 0 {
 		Give(root, "ref_model", root.At, Literal(is.Given[0], trainer.At))
 	}
-	made.changes(root, source)
+	trainerByStatement(root, source, trainer, args)
+	liger(root, source)
+	recomputes(root, source, trainer)
 	touches(root, source)
 }
 

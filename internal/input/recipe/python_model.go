@@ -46,6 +46,9 @@ func (r *Reader) ReadLoaded(others bool) error {
 	if others {
 		return nil
 	}
+	if err := r.otherModel(v); err != nil {
+		return err
+	}
 	for _, m := range v.Members {
 		switch m.Name {
 		case "dtype", "torch_dtype", "attn_implementation", "quantization_config", "load_in_4bit", "load_in_8bit":
