@@ -351,6 +351,9 @@ func (k *Kind) parse(d *strict.Document, from Source) (*Framework, error) {
 		return nil, err
 	}
 	p := k.Program
+	if err := k.expand(d, p.known(), p.Keys); err != nil {
+		return nil, err
+	}
 	rule := strict.Object(p.known(), p.Keys).NotingAll()
 	checked, err := strict.Schema{Program: p.Name, Rule: rule}.Read(d)
 	if err != nil {
