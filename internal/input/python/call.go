@@ -90,8 +90,8 @@ func (b *block) hands(made *Value) {
 // changes reports whether a method of a list, a set or a dict changes it.
 func changes(method string) bool {
 	switch method {
-	case "append", "extend", "insert", "remove", "pop", "popitem", "clear", "sort", "reverse", "add", "discard", "update",
-		"setdefault", "__setitem__", "__delitem__", "difference_update", "intersection_update",
+	case "append", "extend", "insert", "remove", "pop", "popitem", "clear", "sort", "reverse", "add", "discard",
+		"update", "setdefault", "__setitem__", "__delitem__", "difference_update", "intersection_update",
 		"symmetric_difference_update":
 		return true
 	}
@@ -195,7 +195,8 @@ func (b *block) builtin(name string, c *Value, e *expression) *Value {
 	case name == "len" && (first.Kind == List || first.Kind == Dict):
 		return &Value{Kind: Number, Number: float64(len(first.Elements) + len(first.Members)), Whole: true, At: c.At}
 	case (name == "list" || name == "tuple" || name == "set") && first.Kind == List:
-		is := &Value{Kind: List, Elements: slices.Clone(first.Elements), At: c.At, born: b.steps, tuple: name == "tuple"}
+		is := &Value{Kind: List, Elements: slices.Clone(first.Elements), At: c.At, born: b.steps}
+		is.tuple = name == "tuple"
 		if name == "set" {
 			return is.distinct()
 		}
@@ -238,7 +239,8 @@ func (b *block) isInstance(v, class *Value, at int) *Value {
 	if class.Kind == Symbol && !known && plain && class.Text != "object" { // a class of another module
 		return &Value{Kind: Bool, At: at}
 	}
-	if class.Kind != Symbol || !known || v.Kind == Unknown || v.Kind == Symbol || kind == Number && (v.Kind == Number || v.Kind == Bool) {
+	isNumeric := v.Kind == Number || v.Kind == Bool
+	if class.Kind != Symbol || !known || v.Kind == Unknown || v.Kind == Symbol || kind == Number && isNumeric {
 		return nil
 	}
 	return &Value{Kind: Bool, Truth: v.Kind == kind, At: at}

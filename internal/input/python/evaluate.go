@@ -22,7 +22,7 @@ type evaluator struct {
 	steps     int
 	depth     int // of calls of functions
 	returned  *Value
-	leaving   *Value              // what the function may have returned before, if a condition holds that only a run can tell
+	leaving   *Value              // what the function may have returned before, by a condition that only a run can tell
 	handed    map[*statement]bool // functions that other code may call
 }
 

@@ -121,7 +121,7 @@ func notebook(path string, content []byte) (*file, error) {
 			start = from + at
 			from = start + len(c.Source)
 		}
-		if c.Type != "code" {
+		if c.Type != "code" || len(lines) > 0 && isOther(lines[0]) {
 			continue
 		}
 		for _, line := range lines {
@@ -139,6 +139,13 @@ func notebook(path string, content []byte) (*file, error) {
 	}
 	f.text = source.String()
 	return f, nil
+}
+
+// isOther reports whether the first line of a cell hands the cell to another program or writes it into a file: %%bash.
+func isOther(line string) bool {
+	magic, is := strings.CutPrefix(line, "%%")
+	word, _, _ := strings.Cut(strings.TrimSpace(magic), " ")
+	return is && !slices.Contains([]string{"time", "timeit", "capture", "prun", "memit", "mprun", "snakeviz"}, word)
 }
 
 // position returns the offset in the file of an offset in the source.

@@ -15,9 +15,9 @@ import (
 //go:embed testdata/snippets.txt
 var snippets string
 
-// TestSnippets compares sources with Python: x has the value that Python gives it, or is unknown. So no change of a value
-// is lost that the source makes: by a method, by another name of it, in a function, in a loop, or by code that is not
-// followed.
+// TestSnippets compares sources with Python: x has the value that Python gives it, or is unknown. So no change of a
+// value is lost that the source makes: by a method, by another name of it, in a function, in a loop, or by code that is
+// not followed.
 func TestSnippets(t *testing.T) {
 	const script = `
 import json, sys

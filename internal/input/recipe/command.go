@@ -215,8 +215,8 @@ func decidedBy(u *shell.Undecided) string {
 }
 
 // harmlessFlags matches arguments that no plan depends on, and that scripts often add by a condition.
-var harmlessFlags = lazyregexp.New(`^(?:--(?:resume|load|ckpt|checkpoint_dir|no.load|wandb|report.to|run.name|tensorboard|` +
-	`logging|log|save|data|dataset|hub|push.to.hub|exit|timing|profile|seed|overwrite)[\w.-]*(?:[= ]|$))`)
+var harmlessFlags = lazyregexp.New(`^(?:--(?:resume|load|ckpt|checkpoint_dir|no.load|wandb|report.to|run.name|` +
+	`tensorboard|logging|log|save|data|dataset|hub|push.to.hub|exit|timing|profile|seed|overwrite)[\w.-]*(?:[= ]|$))`)
 
 // isHarmless reports whether all values of a variable are arguments that no plan depends on.
 func isHarmless(u *shell.Undecided) bool {
@@ -235,8 +235,8 @@ func isHarmless(u *shell.Undecided) bool {
 func unsetNotes(d *strict.Document, s *shell.Script, unset []shell.Word) (notes []Note, err error) {
 	for _, w := range unset {
 		if u := s.Decided(w); u != nil && !isHarmless(u) {
-			return nil, d.Inputf(w.At, "%s has arguments of the training%s, which only a run can tell", w.Text, decidedBy(u)).
-				WithHint(fmt.Sprintf("set %s by itself in a copy of the script, as it is where you train", u.Name))
+			return nil, d.Inputf(w.At, "%s has arguments of the training%s, which only a run can tell", w.Text,
+				decidedBy(u)).WithHint(fmt.Sprintf("set %s by itself in a copy of the script, as it is where you train", u.Name))
 		} else if u != nil {
 			notes = append(notes, Note{Where: d.Position(w.At), What: w.Text + " is left out" + decidedBy(u) +
 				": no plan depends on its arguments"})

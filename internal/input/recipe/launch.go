@@ -144,10 +144,10 @@ func (s *starter) spreads() error {
 	})
 	if isAlone := s.line.By == "" && s.line.PerNode == nil && !s.line.EveryDevice; isAlone && !engine &&
 		!s.kind.Spreads && s.kind.Program != nil && s.kind.Program.Hosts {
-		return s.fault(at, fmt.Sprintf("%s shows %d GPUs, and one process starts: transformers' Trainer then divides each "+
-			"batch among the GPUs by DataParallel, which is not planned", name, visible),
-			fmt.Sprintf("start a rank on each GPU by torchrun --nproc_per_node %d or accelerate launch, or show one GPU",
-				visible))
+		return s.fault(at, fmt.Sprintf("%s shows %d GPUs, and one process starts: transformers' Trainer then divides "+
+			"each batch among the GPUs by DataParallel, which is not planned", name, visible),
+			fmt.Sprintf("start a rank on each GPU by torchrun --nproc_per_node %d or accelerate launch, or show one "+
+				"GPU", visible))
 	}
 	if !s.kind.Spreads {
 		return nil

@@ -18,8 +18,8 @@ var casts = map[string]string{"half": "the type of the weights", "bfloat16": "th
 	"type": "the type of the weights", "compile": "that the model is compiled"}
 
 // harmlessBelow matches what a source may set in a model without a change of its weights.
-var harmlessBelow = lazyregexp.New(`^(?:config|generation_config)\b|^(?:name_or_path|is_parallelizable|model_parallel|` +
-	`hf_device_map|warnings_issued|padding_side|training|is_gradient_checkpointing|use_cache)$`)
+var harmlessBelow = lazyregexp.New(`^(?:config|generation_config)\b|^(?:name_or_path|is_parallelizable|` +
+	`model_parallel|hf_device_map|warnings_issued|padding_side|training|is_gradient_checkpointing|use_cache)$`)
 
 // harmlessOfTrainer matches what a source may set in a trainer without a change of what it holds.
 var harmlessOfTrainer = lazyregexp.New(`^(?:tokenizer|processing_class|data_collator|train_dataset|eval_dataset|` +
@@ -31,7 +31,8 @@ func (m *sourceModel) byStatement(root *strict.Value, source *python.Source) {
 	for _, of := range m.chain {
 		for _, c := range of.Changed {
 			if !harmlessBelow.MatchString(c.Path) {
-				Give(root, "model."+c.Path, int64(max(0, c.At)), computedValue("a part of the model, set by code", c.At))
+				Give(root, "model."+c.Path, int64(max(0, c.At)),
+					computedValue("a part of the model, set by code", c.At))
 			}
 		}
 	}
@@ -148,8 +149,8 @@ var shaping = lazyregexp.New(`^(?:num_(?:hidden_layers|attention_heads|key_value
 func (r *Reader) otherModel(v *strict.Value) error {
 	for _, m := range v.Members {
 		if shaping.MatchString(m.Name) {
-			return r.Inputf(m.At, "%s of from_pretrained is %v: it makes another model of %q, which is not planned", m.Name,
-				m.Value, r.To.Model).
+			return r.Inputf(m.At, "%s of from_pretrained is %v: it makes another model of %q, which is not planned",
+				m.Name, m.Value, r.To.Model).
 				WithHint("save the changed config.json, and give its path to --model and in the place of the name")
 		}
 	}

@@ -252,7 +252,8 @@ func (r *runner) branches(condition syntax.Node, ways ...func()) {
 		r.out.Undecided[i].Condition = shortened(r.source(condition))
 		for _, end := range ends {
 			if v, is := end[u.Name]; is {
-				r.out.Undecided[i].Values = append(r.out.Undecided[i].Values, joined(append(slices.Clip(v.list), v.word)))
+				value := joined(append(slices.Clip(v.list), v.word))
+				r.out.Undecided[i].Values = append(r.out.Undecided[i].Values, value)
 			}
 		}
 	}
