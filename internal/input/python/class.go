@@ -25,7 +25,6 @@ func (b *block) classOf(s *statement) {
 		class.fields = class.fields || strings.HasSuffix(d.String(), "dataclass") ||
 			strings.HasSuffix(d.String(), "dataclass(...)")
 	}
-	class.isAlone = len(s.targets) == 0
 	b.bind(&expression{kind: nameOf, at: s.at, text: s.name}, class)
 }
 

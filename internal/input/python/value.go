@@ -29,7 +29,6 @@ type Value struct {
 	of       *Value              // of an Object: its class, if that stands in the source
 	class    bool                // of a Symbol: it is a class of the source, whose attributes are Members
 	fields   bool                // of such a class: it is a dataclass
-	isAlone  bool                // of such a class: it has no other above it
 	function *statement          // of a Function
 	scope    map[string]*Value   // that a Function sees
 	around   []map[string]*Value // that a Function sees of the functions around it

@@ -18,7 +18,7 @@ func TestAbbreviations(t *testing.T) {
 		"--per_device_train_batch_size 3 --per_device_tr 5":                             {5, 1, true, ""},
 		"--per_device_tr 5 --per_device_train_batch_size 3 --no-gradient-checkpointing": {3, 1, false, ""},
 		"--per_device_tr 5 --no_gradient_checkpointing":                                 {5, 1, false, ""},
-		"--per_device_tr 5 --no-gradient-checkpointing --gradient_checkpointi":          {wrong: "begins the names of 2"},
+		"--per_device_tr 5 --no-gradient-checkpointing --gradient_checkpointi":          {wrong: "names of 2"},
 		"--gradient 4":       {0, 0, false, "gradient_accumulation_steps, gradient_checkpointing"},
 		"--notakey_at_all 4": {8, 1, true, ""},
 		"--no_padding_f":     {8, 1, true, ""},

@@ -236,7 +236,8 @@ func unsetNotes(d *strict.Document, s *shell.Script, unset []shell.Word) (notes 
 	for _, w := range unset {
 		if u := s.Decided(w); u != nil && !isHarmless(u) {
 			return nil, d.Inputf(w.At, "%s has arguments of the training%s, which only a run can tell", w.Text,
-				decidedBy(u)).WithHint(fmt.Sprintf("set %s by itself in a copy of the script, as it is where you train", u.Name))
+				decidedBy(u)).
+				WithHint(fmt.Sprintf("set %s by itself in a copy of the script, as it is where you train", u.Name))
 		} else if u != nil {
 			notes = append(notes, Note{Where: d.Position(w.At), What: w.Text + " is left out" + decidedBy(u) +
 				": no plan depends on its arguments"})
