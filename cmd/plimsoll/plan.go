@@ -455,7 +455,7 @@ func offloadFlags(c *cobra.Command, o *job.Offload) {
 		job.OffloadModes)
 	restFlags(c, o)
 	tierOnPaperFlags(c, &o.Tier, "--optimizer plimsoll: its states")
-	c.Flags().IntVar(&o.Tenants, "tenants", 0, "--optimizer plimsoll: `adapters` with states in memory, which "+
+	c.Flags().Var((*countFlag)(&o.Tenants), "tenants", "--optimizer plimsoll: `adapters` with states in memory, which "+
 		"one model trains in turns")
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -28,7 +29,8 @@ func (d disksFlag) String() string { return "" }
 func (d disksFlag) Set(text string) error {
 	folders := strings.Split(text, ",")
 	for i, folder := range folders {
-		if folder == "" || slices.Contains(folders[:i], folder) {
+		folders[i] = filepath.Clean(folder)
+		if folder == "" || slices.Contains(folders[:i], folders[i]) {
 			return fmt.Errorf("found %q, expected folders that differ, with commas between them", text)
 		}
 	}

@@ -43,6 +43,8 @@ func TestTiersAreRefused(t *testing.T) {
 		"serve --socket " + socket + " --tier " + folder:           locked,
 		"serve --socket " + socket + " --tier " + folder + "/none": "does not exist",
 		"serve --socket " + socket + " --memory 1GiB":              "there is no --tier",
+		"plan --model gpt2 --tier /mnt/a/,/mnt/a":                  "expected folders that differ",
+		"plan --model gpt2 --optimizer plimsoll --tenants 0":       "expected a whole number from 1 on",
 	} {
 		_, stderr, code := runs(strings.Fields(line)...)
 		if code != exitInput || !strings.Contains(stderr, want) {

@@ -67,6 +67,8 @@ deepspeed t.py --deepspeed ds.json  ->  t.py deepspeed -x- every
 deepspeed --num_gpus 4 --num_nodes 2 t.py  ->  t.py deepspeed 4x2
 deepspeed --include localhost:0,1,2 t.py  ->  t.py deepspeed 3x-
 deepspeed --include=a:0,1@b:0,1 --module a.b  ->  a/b.py deepspeed 2x2
+deepspeed --include a:0,1@b:0 t.py  ->  t.py deepspeed -x2 every ?include
+deepspeed --num_gpus 8 --num_nodes 2 --exclude b:0 t.py  ->  t.py deepspeed 8x2 ?exclude
 mpirun --allow-run-as-root -np 16 -H a:8,b:8 -x A=1 --mca x y python t.py  ->  t.py mpirun 8x2
 mpirun -np 16 --map-by ppr:4:node python t.py  ->  t.py mpirun 4x4
 mpirun python t.py  ->  t.py mpirun -x- ?np

@@ -223,6 +223,9 @@ func deepspeed(l *Line, name shell.Word, o options) {
 	if w, flag, is := o.first("include", "i"); is {
 		l.included(w, flag)
 	}
+	if w, flag, is := o.first("exclude", "e"); is { // nodes have different numbers of ranks
+		l.Unknown = append(l.Unknown, Count{At: w.At, Name: flag})
+	}
 	l.keep(o)
 }
 
@@ -236,8 +239,20 @@ func (l *Line) included(w shell.Word, flag string) {
 	if len(hosts) > 1 {
 		l.Nodes = &Count{w.At, flag, len(hosts)}
 	}
-	if _, slots, is := strings.Cut(hosts[0], ":"); is {
-		l.PerNode = &Count{w.At, flag, len(strings.Split(slots, ","))}
+	counts := map[int]bool{}
+	for _, host := range hosts {
+		_, slots, is := strings.Cut(host, ":")
+		n := len(strings.Split(slots, ","))
+		if !is {
+			n = 0 // all
+		} else {
+			l.PerNode = &Count{w.At, flag, n}
+		}
+		counts[n] = true
+	}
+	if len(counts) > 1 { // nodes have different numbers of ranks
+		l.PerNode = nil
+		l.Unknown = append(l.Unknown, Count{At: w.At, Name: flag})
 	}
 }
 

@@ -1,6 +1,7 @@
 package python
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"strings"
@@ -14,7 +15,7 @@ func (b *block) call(e *expression) *Value {
 	if of != nil && (of.Kind != Object || f.Kind != Unknown) {
 		from = nil
 	}
-	made := &Value{Kind: Object, At: b.file.position(e.at), From: from}
+	made := &Value{Kind: Object, At: b.file.position(e.at), From: from, born: b.steps}
 	for _, part := range e.parts[1:] {
 		if part.kind == starred {
 			spread := b.value(part.parts[0])
@@ -39,6 +40,9 @@ func (b *block) call(e *expression) *Value {
 	}
 	switch {
 	case f.Kind == Function:
+		if isMethod(f, of) {
+			made.Given = append([]*Value{of}, made.Given...)
+		}
 		return b.invoke(f, made.Given, made.Members, made.At)
 	case f.Kind == Symbol:
 		if is := b.builtin(f.Text, made, e); is != nil {
@@ -47,17 +51,51 @@ func (b *block) call(e *expression) *Value {
 		made.Class = f.Text
 	case from != nil:
 		made.Class = from.Class + "." + e.parts[0].text
+		if changes(e.parts[0].text) {
+			b.spoilOwner(of, e)
+		}
 	default:
-		if is := b.method(of, e.parts[0].text, made); of != nil && is != nil {
+		b.hands(made)
+		if of == nil {
+			return b.unknown(e.String(), e.at)
+		}
+		if is := b.method(of, e.parts[0].text, made); is != nil {
 			return is
+		}
+		if changes(e.parts[0].text) {
+			of.spoil(e.String())
+			b.spoilOwner(of, e)
 		}
 		return b.unknown(e.String(), e.at)
 	}
+	b.hands(made)
+	if f.class {
+		b.construct(made, f)
+	}
 	b.calls = append(b.calls, made)
-	if b.unsure != "" && b.unsure != "a loop" {
+	if b.unsure != "" && b.unsure != looped && b.unsure != early {
 		made.Partial = true
 	}
 	return made
+}
+
+// hands follows the functions of the source among the arguments of a call that is not followed.
+func (b *block) hands(made *Value) {
+	b.hand(made.Given...)
+	for _, m := range made.Members {
+		b.hand(m.Is)
+	}
+}
+
+// changes reports whether a method of a list, a set or a dict changes it.
+func changes(method string) bool {
+	switch method {
+	case "append", "extend", "insert", "remove", "pop", "popitem", "clear", "sort", "reverse", "add", "discard",
+		"update", "setdefault", "__setitem__", "__delitem__", "difference_update", "intersection_update",
+		"symmetric_difference_update":
+		return true
+	}
+	return false
 }
 
 // function evaluates what is called, and what it is an attribute of: nil for a name.
@@ -70,14 +108,15 @@ func (b *block) function(e *expression) (f, of *Value) {
 	return b.attributeOf(of, e), of
 }
 
-// invoke runs a function of the source, and returns what it returns.
-func (e *evaluator) invoke(f *Value, given []*Value, named []Member, at int) *Value {
-	s := f.function
+// invoke runs a function of the source, and returns what it returns. Where the call may not run, so do its statements.
+func (b *block) invoke(f *Value, given []*Value, named []Member, at int) *Value {
+	s, e := f.function, b.evaluator
 	unknown := &Value{Kind: Unknown, Text: f.Text + "(...)", At: at}
 	if e.depth > deepestCall || e.isSpent() {
 		return unknown
 	}
-	inner := &block{evaluator: e, file: f.file, local: map[string]*Value{}, global: f.scope}
+	inner := &block{evaluator: e, file: f.file, local: map[string]*Value{}, around: f.around, global: f.scope,
+		inside: true, unsure: b.unsure, since: b.since}
 	rest := &Value{Kind: Dict, At: -1}
 	for _, m := range named {
 		if slices.ContainsFunc(s.parameters, func(q parameter) bool { return q.star == "" && q.name == m.Name }) {
@@ -91,7 +130,7 @@ func (e *evaluator) invoke(f *Value, given []*Value, named []Member, at int) *Va
 		switch {
 		case q.star == "*":
 			if byPlace = false; q.name != "" {
-				inner.local[q.name] = &Value{Kind: List, Elements: given, At: at}
+				inner.local[q.name] = &Value{Kind: List, Elements: given, At: at, tuple: true, born: e.steps}
 				given = nil
 			}
 		case q.star == "**":
@@ -99,20 +138,23 @@ func (e *evaluator) invoke(f *Value, given []*Value, named []Member, at int) *Va
 		case byPlace && len(given) > 0:
 			inner.local[q.name], given = given[0], given[1:]
 		case inner.local[q.name] != nil:
-		case q.usual != nil:
-			inner.local[q.name] = inner.value(q.usual)
+		case f.usual[q.name] != nil:
+			inner.local[q.name] = f.usual[q.name]
 		default:
 			inner.local[q.name] = &Value{Kind: Unknown, Text: "the argument " + q.name + " of " + f.Text, At: at}
 		}
 	}
-	before := e.returned
-	e.returned = nil
+	before, leaving := e.returned, e.leaving
+	e.returned, e.leaving = nil, nil
 	e.depth++
 	inner.run(s.body)
 	e.depth--
-	result := e.returned
-	e.returned = before
-	if result == nil {
+	result := cmp.Or(e.leaving, e.returned)
+	e.returned, e.leaving = before, leaving
+	switch {
+	case s.yields:
+		return unknown
+	case result == nil:
 		return &Value{Kind: None, At: at}
 	}
 	return result
@@ -129,32 +171,55 @@ func (b *block) builtin(name string, c *Value, e *expression) *Value {
 		b.asked = true
 		return &Value{Kind: Bool, Truth: true, At: c.At}
 	case name == "dict" && len(c.Given) == 0 && !c.Partial:
-		return &Value{Kind: Dict, Members: c.Members, At: c.At}
+		return &Value{Kind: Dict, Members: c.Members, At: c.At, born: b.steps}
 	case first == nil:
+		return nil
+	case name == "dict" && first.Kind == Dict && !c.Partial:
+		all := &Value{Kind: Dict, Members: slices.Clone(first.Members), At: c.At, born: b.steps}
+		for _, m := range c.Members {
+			all.set(m.Name, m.At, m.Is)
+		}
+		return all
+	case name == "exec":
+		b.forget("exec(...)")
 		return nil
 	case name == "isinstance" && len(c.Given) == 2:
 		return b.isInstance(first, c.Given[1], c.At)
-	case name == "setattr" && len(c.Given) == 3 && first.Kind == Object && c.Given[1].Kind == Text:
-		first.set(c.Given[1].Text, c.At, c.Given[2])
-		return &Value{Kind: None, At: c.At}
+	case name == "setattr" && len(c.Given) == 3:
+		return b.setAttribute(first, c.Given[1], c.Given[2], e)
 	case name == "getattr" && len(c.Given) == 3 && first.Kind == Object && c.Given[1].Kind == Text:
 		if is := first.Attribute(c.Given[1].Text); is != nil {
 			return is
 		}
 		return b.unknown(e.String(), e.at)
-	case name == "len" && first.Kind == List:
-		return &Value{Kind: Number, Number: float64(len(first.Elements)), Whole: true, At: c.At}
-	case (name == "str" || name == "Path" || name == "pathlib.Path") && first.Kind == Text, name == "list" &&
-		first.Kind == List, name == "tuple" && first.Kind == List, name == "float" && first.Kind == Number,
+	case name == "len" && (first.Kind == List || first.Kind == Dict):
+		return &Value{Kind: Number, Number: float64(len(first.Elements) + len(first.Members)), Whole: true, At: c.At}
+	case (name == "list" || name == "tuple" || name == "set") && first.Kind == List:
+		is := &Value{Kind: List, Elements: slices.Clone(first.Elements), At: c.At, born: b.steps}
+		is.tuple = name == "tuple"
+		if name == "set" {
+			return is.distinct()
+		}
+		return is
+	case (name == "str" || name == "Path" || name == "pathlib.Path") && first.Kind == Text,
 		name == "int" && first.Kind == Number && first.Whole:
 		return first
+	case name == "float" && first.Kind == Number:
+		return &Value{Kind: Number, Number: first.Number, At: c.At}
+	case (name == "int" || name == "float") && first.Kind == Text && len(c.Given) == 1:
+		return numeral(name, first.Text, c.At)
 	case name == "str" && first.Kind == Number:
 		return &Value{Kind: Text, Text: first.String(), At: c.At}
 	case name == "int" && first.Kind == Number:
 		return &Value{Kind: Number, Number: math.Trunc(first.Number), Whole: true, At: c.At}
-	case name == "max" || name == "min":
+	case (name == "max" || name == "min") && len(c.Members) == 0:
 		return extreme(name, c.Given)
-	case name == "copy.copy" || name == "copy.deepcopy" || name == "deepcopy":
+	case name == "copy.copy":
+		copied := *first
+		copied.Members, copied.Elements = slices.Clone(first.Members), slices.Clone(first.Elements)
+		copied.born = b.steps
+		return &copied
+	case name == "copy.deepcopy" || name == "deepcopy":
 		return b.clone(first)
 	case strings.HasPrefix(name, "os.path.join"):
 		return b.unknown(e.String(), e.at)
@@ -165,13 +230,17 @@ func (b *block) builtin(name string, c *Value, e *expression) *Value {
 // isInstance evaluates isinstance for the types of Python itself. It returns nil where the source does not say it.
 func (b *block) isInstance(v, class *Value, at int) *Value {
 	kinds := map[string]Kind{"str": Text, "bool": Bool, "list": List, "tuple": List, "dict": Dict, "int": Number,
-		"float": Number}
+		"float": Number, "set": List}
 	kind, known := kinds[class.Text]
+	if v.Kind == List && kind == List && v.tuple != (class.Text == "tuple") {
+		return nil // a tuple or a set, which are lists here
+	}
 	plain := v.Kind == None || v.Kind == Text || v.Kind == Number || v.Kind == Bool
 	if class.Kind == Symbol && !known && plain && class.Text != "object" { // a class of another module
 		return &Value{Kind: Bool, At: at}
 	}
-	if class.Kind != Symbol || !known || v.Kind == Unknown || v.Kind == Symbol || kind == Number && v.Kind == Number {
+	isNumeric := v.Kind == Number || v.Kind == Bool
+	if class.Kind != Symbol || !known || v.Kind == Unknown || v.Kind == Symbol || kind == Number && isNumeric {
 		return nil
 	}
 	return &Value{Kind: Bool, Truth: v.Kind == kind, At: at}
@@ -194,6 +263,7 @@ func extreme(name string, list []*Value) *Value {
 // clone returns a deep copy.
 func (e *evaluator) clone(v *Value) *Value {
 	copied := *v
+	copied.born = e.steps
 	if e.steps++; e.isSpent() {
 		return &copied
 	}
@@ -218,32 +288,25 @@ func (b *block) method(of *Value, name string, c *Value) *Value {
 	}
 	switch {
 	case of.Kind == Dict && name == "copy":
-		return &Value{Kind: Dict, Members: slices.Clone(of.Members), At: c.At}
-	case of.Kind == Dict && name == "get" && first != nil && first.Kind == Text:
-		if is := of.Attribute(first.Text); is != nil {
-			return is
-		}
-		if len(c.Given) > 1 {
-			return c.Given[1]
-		}
-		return &Value{Kind: None, At: c.At}
-	case of.Kind == Dict && name == "update":
+		return &Value{Kind: Dict, Members: slices.Clone(of.Members), At: c.At, born: b.steps}
+	case of.Kind == List && name == "copy":
+		return &Value{Kind: List, Elements: slices.Clone(of.Elements), At: c.At, born: b.steps}
+	case of.Kind == Dict && name == "update" && !c.Partial && (first == nil || first.Kind == Dict):
 		more := slices.Clone(c.Members)
 		if first != nil {
-			if first.Kind != Dict {
-				return nil
-			}
 			more = append(slices.Clone(first.Members), more...)
 		}
 		for _, m := range more {
-			if b.unsure != "" {
-				m.Is = &Value{Kind: Unknown, Text: b.unsure, At: m.At}
-			}
-			of.set(m.Name, m.At, m.Is)
+			of.set(m.Name, m.At, b.may(of, m.Is, 0))
 		}
 		return &Value{Kind: None, At: c.At}
-	case of.Kind == List && name == "append" && first != nil && b.unsure == "":
+	case of.Kind == Dict && first != nil:
+		return b.ofDict(of, name, c)
+	case of.Kind == List && name == "append" && first != nil && b.isSure(of):
 		of.Elements = append(of.Elements, first)
+		return &Value{Kind: None, At: c.At}
+	case of.Kind == List && name == "extend" && first != nil && first.Kind == List && b.isSure(of):
+		of.Elements = append(of.Elements, first.Elements...)
 		return &Value{Kind: None, At: c.At}
 	case of.Kind == Text && len(c.Given) == 0 && (name == "lower" || name == "upper" || name == "strip"):
 		change := map[string]func(string) string{"lower": strings.ToLower, "upper": strings.ToUpper,
@@ -251,4 +314,60 @@ func (b *block) method(of *Value, name string, c *Value) *Value {
 		return &Value{Kind: Text, Text: change(of.Text), At: c.At}
 	}
 	return nil
+}
+
+// ofDict evaluates a method of a dict with a key: get, setdefault and pop.
+func (b *block) ofDict(of *Value, name string, c *Value) *Value {
+	key, is := keyOf(c.Given[0])
+	if !is || name != "get" && !b.isSure(of) {
+		return nil
+	}
+	value := of.Attribute(key)
+	usual := &Value{Kind: None, At: c.At}
+	if len(c.Given) > 1 {
+		usual = c.Given[1]
+	}
+	switch name {
+	case "get":
+	case "setdefault":
+		if value == nil {
+			of.set(key, c.At, usual)
+		}
+	case "pop":
+		of.drop(key)
+	default:
+		return nil
+	}
+	return cmp.Or(value, usual)
+}
+
+// setAttribute follows setattr.
+func (b *block) setAttribute(of, name, value *Value, e *expression) *Value {
+	at := b.file.position(e.at)
+	if name.Kind != Text {
+		of.spoil(e.String())
+		return &Value{Kind: None, At: at}
+	}
+	b.touch(name.Text, e.at)
+	if of.Kind == Object {
+		of.set(name.Text, at, b.may(of, value, e.at))
+		of.Changed = append(of.Changed, Change{name.Text, at})
+	} else if of.Kind == Unknown && of.From != nil {
+		of.From.Changed = append(of.From.Changed, Change{name.Text, at})
+	}
+	return &Value{Kind: None, At: at}
+}
+
+// numeral returns the number that a text says, or nil.
+func numeral(kind, text string, at int) *Value {
+	text = strings.TrimSpace(text)
+	is := numberFrom(strings.TrimLeft(text, "-+"), at)
+	if is.Kind != Number || kind == "int" && (!is.Whole || strings.Trim(text, "-+0123456789") != "") {
+		return nil
+	}
+	if strings.HasPrefix(text, "-") {
+		is.Number = -is.Number
+	}
+	is.Whole = kind == "int"
+	return is
 }

@@ -22,6 +22,8 @@ type evaluator struct {
 	steps     int
 	depth     int // of calls of functions
 	returned  *Value
+	leaving   *Value              // what the function may have returned before, by a condition that only a run can tell
+	handed    map[*statement]bool // functions that other code may call
 }
 
 // Limits of an evaluation. No configuration comes near them.
@@ -36,9 +38,24 @@ type block struct {
 	*evaluator
 	file   *file
 	local  map[string]*Value
+	around []map[string]*Value // the names of the functions around, the innermost first
 	global map[string]*Value
+	bound  map[string]map[string]*Value // where global and nonlocal bind a name
+	class  bool                         // the statements are the body of a class
+	inside bool                         // of a function
+
 	unsure string // the condition that only a run can tell, "" for statements that run
+	branch string // that condition, if it stands in the function itself
+	since  int    // the step at which the statements of that condition begin
 }
+
+// Reasons why statements may not run that leave the training of a source the one that is planned.
+const (
+	looped = "a loop"
+	early  = "a return before it"
+
+	exception = "an exception"
+)
 
 // isSpent reports whether the evaluator has taken so many steps that it follows nothing more.
 func (e *evaluator) isSpent() bool { return e.steps > mostSteps }
@@ -50,17 +67,21 @@ var errSpent = errors.New("the source takes very long to follow")
 func (e *evaluator) module(f *file, name string) map[string]*Value {
 	scope := map[string]*Value{"__name__": {Kind: Text, Text: name, At: -1}}
 	b := &block{evaluator: e, file: f, local: scope, global: scope}
-	before := e.returned
-	e.returned = nil
+	before, leaving := e.returned, e.leaving
+	e.returned, e.leaving = nil, nil
 	b.run(parse(f.text))
-	e.returned = before
+	e.returned, e.leaving = before, leaving
 	return scope
 }
 
-// run runs statements, until one returns.
+// run runs statements, until one returns. Those behind a return that only a run can tell may not run.
 func (b *block) run(list []*statement) {
-	for _, s := range list {
+	for i, s := range list {
 		if b.steps++; b.returned != nil || b.isSpent() {
+			return
+		}
+		if b.leaving != nil && b.branch == "" {
+			b.perhaps(list[i:], early)
 			return
 		}
 		b.statement(s)
@@ -73,6 +94,9 @@ func (b *block) statement(s *statement) {
 		if b.file.main {
 			b.unread = append(b.unread, b.file.position(s.at))
 		}
+		for _, name := range s.names {
+			b.bind(&expression{kind: nameOf, at: s.at, text: name}, b.unknown("a statement that is not read", s.at))
+		}
 	case evaluates:
 		b.value(s.value)
 	case assigns:
@@ -81,7 +105,8 @@ func (b *block) statement(s *statement) {
 		b.condition(s)
 	case loops:
 		b.value(s.value)
-		b.perhaps(s.body, "a loop", s.targets...)
+		b.perhaps(s.body, looped, s.targets...)
+		b.perhaps(s.otherwise, looped)
 	case withs:
 		value := b.value(s.value)
 		for _, t := range s.targets {
@@ -89,24 +114,32 @@ func (b *block) statement(s *statement) {
 		}
 		b.run(s.body)
 	case tries:
-		b.run(s.body)
+		b.try(s)
+	case matches:
+		b.value(s.value)
+		b.perhaps(s.body, s.value.String())
+	case deletes:
+		for _, t := range s.targets {
+			b.remove(t)
+		}
+	case scopes:
+		b.declare(s)
 	case defines:
 		b.define(s)
 	case classes:
-		module := strings.TrimLeft(b.global["__name__"].Text, ".")
-		b.local[s.name] = &Value{Kind: Symbol, Text: module + "." + s.name, At: b.file.position(s.at)}
+		b.classOf(s)
 	case returns:
 		is := &Value{Kind: None, At: b.file.position(s.at)}
 		if s.value != nil {
 			is = b.value(s.value)
 		}
-		if b.returned = is; b.unsure != "" {
-			b.returned = b.unknown(b.unsure, s.at)
+		if b.returned = is; b.branch != "" {
+			b.returned = b.unknown(b.branch, s.at)
 		}
 	case importing:
 		b.imports(s)
 	case raises:
-		if b.unsure == "" && b.depth > 0 {
+		if b.branch == "" && b.depth > 0 {
 			b.returned = b.unknown("a function that raises", s.at)
 		}
 	}
@@ -117,11 +150,33 @@ func (b *block) unknown(why string, at int) *Value {
 }
 
 func (b *block) define(s *statement) {
-	b.local[s.name] = &Value{Kind: Function, Text: s.name, At: b.file.position(s.at), function: s, scope: b.global,
+	f := &Value{Kind: Function, Text: s.name, At: b.file.position(s.at), function: s, scope: b.global, around: b.around,
 		file: b.file}
-	if b.file.main && b.depth == 0 {
+	if b.inside {
+		f.around = append([]map[string]*Value{b.local}, b.around...)
+	}
+	f.usual = b.defaults(s.parameters)
+	for _, d := range s.decorators {
+		if b.value(d).Kind == Function {
+			f = b.unknown(s.name+", which a function of the source decorates", s.at)
+			break
+		}
+	}
+	b.bind(&expression{kind: nameOf, at: s.at, text: s.name}, f)
+	if b.file.main && b.depth == 0 && !b.class {
 		b.functions = append(b.functions, s.name)
 	}
+}
+
+// defaults returns the defaults of parameters, which Python evaluates where it defines the function.
+func (b *block) defaults(list []parameter) map[string]*Value {
+	usual := map[string]*Value{}
+	for _, q := range list {
+		if q.usual != nil {
+			usual[q.name] = b.value(q.usual)
+		}
+	}
+	return usual
 }
 
 // condition runs the branch that a condition chooses. If only a run can tell, what both branches bind is unknown.
@@ -141,28 +196,40 @@ func (b *block) condition(s *statement) {
 
 // perhaps runs statements that may not run. The names that they bind become unknown.
 func (b *block) perhaps(list []*statement, why string, targets ...*expression) {
-	inner := &block{evaluator: b.evaluator, file: b.file, local: maps.Clone(b.local), global: b.global, unsure: why}
-	if b.unsure != "" {
-		inner.unsure = b.unsure
+	inner := *b
+	inner.since = b.steps
+	if inner.unsure == "" {
+		inner.unsure = why
 	}
+	if inner.branch == "" {
+		inner.branch = why
+	}
+	before := maps.Clone(b.local)
 	for _, t := range targets {
 		inner.bind(t, b.unknown(why, t.at))
 	}
-	before := maps.Clone(inner.local)
 	calls := len(b.calls)
 	inner.run(list)
 	for _, c := range b.calls[calls:] {
-		c.Partial = c.Partial || why != "a loop"
+		c.Partial = c.Partial || why != looped && why != early
 	}
-	for name, is := range inner.local {
-		if was := before[name]; was != is && (was != nil || is.Kind != Function && is.Kind != Symbol) {
-			b.local[name] = b.unknown(inner.unsure, 0)
-		} else if was == nil {
-			b.local[name] = is
+	if b.returned != nil {
+		if b.inside {
+			b.leaving = b.unknown(why, 0)
 		}
-	}
-	if b.returned != nil && b.depth == 0 {
 		b.returned = nil
+	}
+	if why == early {
+		return
+	}
+	for name, is := range b.local {
+		switch was := before[name]; {
+		case was == is || was == nil && (is.Kind == Function || is.Kind == Symbol):
+		case was != nil && isSame(was, is):
+			b.local[name] = was
+		default:
+			b.local[name] = b.unknown(inner.unsure, 0)
+		}
 	}
 }
 
@@ -211,8 +278,7 @@ func (b *block) imported(module string) map[string]*Value {
 func (b *block) assign(s *statement) {
 	value := b.value(s.value)
 	if s.name != "=" {
-		old := b.value(s.targets[0])
-		value = b.operation(strings.TrimSuffix(s.name, "="), old, value, s.at)
+		value = b.changed(b.value(s.targets[0]), strings.TrimSuffix(s.name, "="), value, s.at)
 	}
 	for _, t := range s.targets {
 		b.bind(t, value)
@@ -223,23 +289,11 @@ func (b *block) assign(s *statement) {
 func (b *block) bind(t *expression, value *Value) {
 	switch t.kind {
 	case nameOf:
-		b.local[t.text] = value
+		b.bindName(t, value)
 	case attribute:
-		b.touch(t.text, t.at)
-		if of := b.value(t.parts[0]); of.Kind == Object {
-			if b.unsure != "" {
-				value = b.unknown(b.unsure, t.at)
-			}
-			of.set(t.text, b.file.position(t.at), value)
-		}
+		b.bindAttribute(t, value)
 	case item:
-		of, key := b.value(t.parts[0]), b.value(t.parts[1])
-		if of.Kind == Dict && key.Kind == Text {
-			if b.unsure != "" {
-				value = b.unknown(b.unsure, t.at)
-			}
-			of.set(key.Text, b.file.position(t.at), value)
-		}
+		b.bindItem(t, value)
 	case tupleOf, listOf:
 		for i, part := range t.parts {
 			if value.Kind == List && len(value.Elements) == len(t.parts) {
@@ -305,20 +359,25 @@ func (b *block) value(e *expression) *Value {
 		return b.choose(e)
 	case assigned:
 		v := b.value(e.parts[0])
-		b.local[e.text] = v
+		b.bind(&expression{kind: nameOf, at: e.at, text: e.text}, v)
 		return v
+	case lambda:
+		return &Value{Kind: Function, Text: "lambda", At: at, function: e.function, scope: b.global, file: b.file,
+			around: append([]map[string]*Value{b.local}, b.around...), usual: b.defaults(e.function.parameters)}
+	case comprehends:
+		b.comprehend(e)
 	}
 	return b.unknown(e.String(), e.at)
 }
 
 func numberFrom(text string, at int) *Value {
 	v := &Value{Kind: Number, At: at}
-	if n, err := strconv.ParseInt(text, 0, 64); err == nil {
+	if n, err := strconv.ParseInt(text, 0, 64); err == nil && max(n, -n) <= 1<<53 {
 		v.Number, v.Whole = float64(n), true
 		return v
 	}
 	n, err := strconv.ParseFloat(text, 64)
-	if err != nil {
+	if err != nil || strings.Trim(text, "0123456789") == "" {
 		return &Value{Kind: Unknown, Text: text, At: at}
 	}
 	v.Number = n
@@ -334,7 +393,7 @@ func (b *block) name(e *expression) *Value {
 	case "True", "False":
 		return &Value{Kind: Bool, Truth: e.text == "True", At: at}
 	}
-	for _, scope := range []map[string]*Value{b.local, b.global} {
+	for _, scope := range b.sees(e.text) {
 		if v := scope[e.text]; v != nil {
 			return b.resolved(v)
 		}
@@ -375,7 +434,9 @@ func (b *block) format(e *expression) *Value {
 		if !closed || len(parts) != 1 || parts[0].kind != evaluates {
 			return b.unknown("a string with "+source, e.at)
 		}
-		v := (&block{b.evaluator, &file{}, b.local, b.global, b.unsure}).value(parts[0].value)
+		here := *b
+		here.file = &file{}
+		v := here.value(parts[0].value)
 		switch v.Kind {
 		case Text:
 			all.WriteString(v.Text)
@@ -408,37 +469,57 @@ func (b *block) attribute(e *expression) *Value {
 func (b *block) attributeOf(of *Value, e *expression) *Value {
 	switch of.Kind {
 	case Symbol:
+		if is := of.Attribute(e.text); is != nil {
+			return is
+		}
 		return &Value{Kind: Symbol, Text: of.Text + "." + e.text, At: b.file.position(e.at)}
 	case Object:
 		if is := of.Attribute(e.text); is != nil {
 			return is
 		}
+		if is := of.of.Attribute(e.text); is != nil {
+			return is
+		}
 		return &Value{Kind: Unknown, Text: e.String(), At: b.file.position(e.at), From: of}
+	case Unknown:
+		return &Value{Kind: Unknown, Text: e.String(), At: b.file.position(e.at), From: of.From}
 	}
 	return b.unknown(e.String(), e.at)
 }
 
 func (b *block) item(e *expression) *Value {
 	of, key := b.value(e.parts[0]), b.value(e.parts[1])
+	name, isKey := keyOf(key)
 	switch {
-	case of.Kind == Dict && key.Kind == Text:
-		if is := of.Attribute(key.Text); is != nil {
+	case of.Kind == Dict && isKey:
+		if is := of.Attribute(name); is != nil {
 			return is
 		}
 	case of.Kind == List && key.Kind == Number:
-		i := int(key.Number)
-		if i < 0 {
-			i += len(of.Elements)
-		}
-		if i >= 0 && i < len(of.Elements) {
+		if i, is := of.index(key); is {
 			return of.Elements[i]
 		}
 	}
-	return b.unknown(e.String(), e.at)
+	is := b.unknown(e.String(), e.at)
+	if of.Kind == Unknown {
+		is.From = of.From
+	}
+	return is
+}
+
+// keyOf returns the name of a key of a dict.
+func keyOf(key *Value) (name string, is bool) {
+	switch key.Kind {
+	case Text:
+		return key.Text, true
+	case Number, None, Bool:
+		return key.String(), true
+	}
+	return "", false
 }
 
 func (b *block) list(e *expression) *Value {
-	list := &Value{Kind: List, At: b.file.position(e.at)}
+	list := &Value{Kind: List, At: b.file.position(e.at), born: b.steps, tuple: e.kind == tupleOf}
 	for _, part := range e.parts {
 		if part.kind != starred {
 			list.Elements = append(list.Elements, b.value(part))
@@ -450,12 +531,15 @@ func (b *block) list(e *expression) *Value {
 		}
 		list.Elements = append(list.Elements, spread.Elements...)
 	}
+	if e.text == "{" {
+		return list.distinct()
+	}
 	return list
 }
 
 // dict evaluates a dict whose keys are texts.
 func (b *block) dict(e *expression) *Value {
-	all := &Value{Kind: Dict, At: b.file.position(e.at)}
+	all := &Value{Kind: Dict, At: b.file.position(e.at), born: b.steps}
 	for i := 0; i+1 < len(e.parts); i += 2 {
 		value := b.value(e.parts[i+1])
 		if e.parts[i] == nil {
@@ -468,14 +552,11 @@ func (b *block) dict(e *expression) *Value {
 			continue
 		}
 		key := b.value(e.parts[i])
-		switch key.Kind {
-		case Text:
-			all.set(key.Text, key.At, value)
-		case Number, None, Bool:
-			all.set(key.String(), key.At, value)
-		default:
+		name, is := keyOf(key)
+		if !is {
 			return b.unknown(e.parts[i].String(), e.at)
 		}
+		all.set(name, key.At, value)
 	}
 	return all
 }
@@ -515,11 +596,11 @@ func (b *block) operation(operator string, x, y *Value, at int) *Value {
 	case operator == "+" && x.Kind == Text && y.Kind == Text:
 		return &Value{Kind: Text, Text: x.Text + y.Text, At: place}
 	case operator == "+" && x.Kind == List && y.Kind == List:
-		return &Value{Kind: List, Elements: slices.Concat(x.Elements, y.Elements), At: place}
+		return &Value{Kind: List, Elements: slices.Concat(x.Elements, y.Elements), At: place, born: b.steps}
 	case operator == "*" && x.Kind == List && y.Kind == Number && y.Number*float64(len(x.Elements)) < longest:
-		return &Value{Kind: List, Elements: slices.Repeat(x.Elements, max(0, int(y.Number))), At: place}
+		return &Value{Kind: List, Elements: slices.Repeat(x.Elements, max(0, int(y.Number))), At: place, born: b.steps}
 	case operator == "|" && x.Kind == Dict && y.Kind == Dict:
-		all := &Value{Kind: Dict, At: place, Members: slices.Clone(x.Members)}
+		all := &Value{Kind: Dict, At: place, Members: slices.Clone(x.Members), born: b.steps}
 		for _, m := range y.Members {
 			all.set(m.Name, m.At, m.Is)
 		}
@@ -545,6 +626,7 @@ func arithmetic(operator string, x, y *Value) *Value {
 		v.Number = x.Number * y.Number
 	case operator == "**":
 		v.Number = math.Pow(x.Number, y.Number)
+		v.Whole = v.Whole && y.Number >= 0
 	case operator == "/" && y.Number != 0:
 		v.Number, v.Whole = x.Number/y.Number, false
 	case operator == "//" && y.Number != 0:
@@ -602,7 +684,8 @@ func contains(all, x *Value) (is, known bool) {
 		}
 		return is, true
 	case Dict:
-		return all.Attribute(x.Text) != nil, x.Kind == Text
+		name, known := keyOf(x)
+		return all.Attribute(name) != nil, known
 	case Text:
 		return strings.Contains(all.Text, x.Text), x.Kind == Text
 	}

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 )
@@ -75,11 +76,16 @@ func (s *Source) Call(function string) *Value {
 		return nil
 	}
 	s.evaluator.steps = 0
-	made := s.evaluator.invoke(of, nil, nil, of.At)
+	made := (&block{evaluator: s.evaluator}).invoke(of, nil, nil, of.At)
 	if s.evaluator.isSpent() {
 		return &Value{Kind: Unknown, Text: function + "(), which takes very long to follow", At: of.At}
 	}
 	return made
+}
+
+// IsSource reports whether the name of a file is one of a source or of a notebook.
+func IsSource(file string) bool {
+	return slices.Contains([]string{".py", ".ipynb"}, filepath.Ext(file))
 }
 
 // IsNotebook reports whether a text is a Jupyter notebook.
@@ -115,7 +121,7 @@ func notebook(path string, content []byte) (*file, error) {
 			start = from + at
 			from = start + len(c.Source)
 		}
-		if c.Type != "code" {
+		if c.Type != "code" || len(lines) > 0 && isOther(lines[0]) {
 			continue
 		}
 		for _, line := range lines {
@@ -133,6 +139,13 @@ func notebook(path string, content []byte) (*file, error) {
 	}
 	f.text = source.String()
 	return f, nil
+}
+
+// isOther reports whether the first line of a cell hands the cell to another program or writes it into a file: %%bash.
+func isOther(line string) bool {
+	magic, is := strings.CutPrefix(line, "%%")
+	word, _, _ := strings.Cut(strings.TrimSpace(magic), " ")
+	return is && !slices.Contains([]string{"time", "timeit", "capture", "prun", "memit", "mprun", "snakeviz"}, word)
 }
 
 // position returns the offset in the file of an offset in the source.

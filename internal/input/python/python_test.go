@@ -113,7 +113,9 @@ func TestNotebook(t *testing.T) {
 	book := map[string]any{"nbformat": 4, "cells": []any{
 		map[string]any{"cell_type": "markdown", "source": []string{"x = 1\n"}},
 		map[string]any{"cell_type": "code", "source": []string{"!ls\n", "a = 'b\"c'\n", "x = f(k=7)"}},
-		map[string]any{"cell_type": "code", "source": "y = 2\nz = 3"},
+		map[string]any{"cell_type": "code", "source": "%%bash -s\nz = 4\nx = 1"},
+		map[string]any{"cell_type": "code", "source": "%%capture out\ny = 2\nz = 3"},
+		map[string]any{"cell_type": "code", "source": []string{"%%writefile train.py\n", "z = 5"}},
 	}}
 	text, err := json.MarshalIndent(book, "", " ")
 	if err != nil {

@@ -12,7 +12,8 @@ type expression struct {
 	at       int
 	text     string // the name, the number, the string, the operator, or the name of an attribute
 	parts    []*expression
-	keywords []keyword // of a call
+	keywords []keyword  // of a call; the names that a comprehension binds
+	function *statement // of a lambda
 }
 
 // keyword is an argument by its name; "" for one of two stars.
@@ -26,26 +27,28 @@ type expressionKind byte
 
 // The kinds of expressions, and their parts.
 const (
-	opaque     expressionKind = iota
-	nameOf                    // text
-	numberOf                  // text
-	textOf                    // text
-	formatted                 // text
-	joined                    // strings that stand beside each other
-	attribute                 // the object; text is the name
-	call                      // the function and its arguments
-	item                      // the object and the index
-	listOf                    // elements
-	tupleOf                   // elements
-	dictOf                    // keys and values in turn; a nil key is of two stars
-	starred                   // what a star spreads
-	unary                     // the operand; text is the operator
-	binary                    // both operands
-	comparison                // both operands
-	both                      // operands of and
-	either                    // operands of or
-	choice                    // the condition, the value if it holds, and the other
-	assigned                  // the name and the value of :=
+	opaque      expressionKind = iota
+	nameOf                     // text
+	numberOf                   // text
+	textOf                     // text
+	formatted                  // text
+	joined                     // strings that stand beside each other
+	attribute                  // the object; text is the name
+	call                       // the function and its arguments
+	item                       // the object and the index
+	listOf                     // elements; text is { for those of a set
+	tupleOf                    // elements
+	dictOf                     // keys and values in turn; a nil key is of two stars
+	starred                    // what a star spreads
+	unary                      // the operand; text is the operator
+	binary                     // both operands
+	comparison                 // both operands
+	both                       // operands of and
+	either                     // operands of or
+	choice                     // the condition, the value if it holds, and the other
+	assigned                   // the name and the value of :=
+	lambda                     // the function
+	comprehends                // what it makes of an element
 )
 
 // statement is a statement with the blocks in it.
@@ -57,8 +60,11 @@ type statement struct {
 	value      *expression   // of an assignment, a condition, a return
 	body       []*statement
 	otherwise  []*statement
+	last       []*statement // of a try: what runs in any case
+	names      []string     // of global and nonlocal, and those that a statement sets that is not read
 	parameters []parameter
-	decorated  bool
+	decorators []*expression
+	yields     bool // of a function: it is a generator
 	imports    []imported
 }
 
@@ -89,6 +95,9 @@ const (
 	importing
 	raises
 	passes
+	matches
+	deletes
+	scopes // global and nonlocal
 )
 
 // parser reads statements. What it cannot read becomes an unread statement, and it goes on behind that line.
@@ -96,6 +105,7 @@ type parser struct {
 	tokens []token
 	next   int
 	depth  int
+	yields bool // the function that is read is a generator
 }
 
 // deepest is how deep expressions and blocks may be.
@@ -182,7 +192,7 @@ func (p *parser) logicalLine() (list []*statement) {
 			p.next, p.depth = start, 0
 			at := p.peek().at
 			p.skipStatement()
-			list = []*statement{{kind: unread, at: at}}
+			list = []*statement{{kind: unread, at: at, names: p.assigned(start)}}
 		}
 	}()
 	if s := p.compound(); s != nil {
@@ -198,6 +208,23 @@ func (p *parser) logicalLine() (list []*statement) {
 		p.fail()
 	}
 	return list
+}
+
+// assigned returns the names that are assigned to from a token on.
+func (p *parser) assigned(start int) (names []string) {
+	depth := 0
+	for i := start; i+1 < p.next; i++ {
+		t, following := p.tokens[i], p.tokens[i+1]
+		switch {
+		case t.kind == operator && strings.Contains("([{", t.text):
+			depth++
+		case t.kind == operator && strings.Contains(")]}", t.text):
+			depth = max(0, depth-1)
+		case depth == 0 && t.kind == name && following.kind == operator && slices.Contains(assignments, following.text):
+			names = append(names, t.text)
+		}
+	}
+	return names
 }
 
 // skipStatement goes behind a line and the block that belongs to it.
@@ -236,16 +263,15 @@ func (p *parser) skipStatement() {
 // compound reads a statement with a block, or returns nil.
 func (p *parser) compound() *statement {
 	at := p.peek().at
-	decorated := false
+	var decorators []*expression
 	for p.accept("@") {
-		decorated = true
-		p.expression()
+		decorators = append(decorators, p.expression())
 		if p.take().kind != newline {
 			p.fail()
 		}
 	}
 	p.accept("async")
-	s := &statement{at: at, decorated: decorated}
+	s := &statement{at: at, decorators: decorators}
 	switch {
 	case p.accept("if"):
 		p.condition(s)
@@ -254,7 +280,9 @@ func (p *parser) compound() *statement {
 	case p.accept("class"):
 		s.kind, s.name = classes, p.word()
 		if p.accept("(") {
-			p.arguments(&expression{})
+			above := &expression{}
+			p.arguments(above)
+			s.targets = above.parts
 		}
 		s.body = p.block()
 	case p.accept("for"):
@@ -271,13 +299,52 @@ func (p *parser) compound() *statement {
 		p.with(s)
 	case p.accept("try"):
 		p.try(s)
+	case p.isMatch():
+		p.match(s)
 	default:
-		if decorated {
+		if len(decorators) > 0 {
 			p.fail()
 		}
 		return nil
 	}
 	return s
+}
+
+// isMatch reports whether a match begins, which is a name like others elsewhere.
+func (p *parser) isMatch() bool {
+	if !p.is("match") {
+		return false
+	}
+	for i := p.next + 1; i+2 < len(p.tokens); i++ {
+		if p.tokens[i].kind == newline {
+			return p.tokens[i-1].text == ":" && p.tokens[i+1].kind == indent && p.tokens[i+2].text == "case"
+		}
+	}
+	return false
+}
+
+// match reads a match. Its body has the statements of all cases.
+func (p *parser) match(s *statement) {
+	p.next++
+	s.kind, s.value = matches, p.list()
+	p.expect(":")
+	p.next += 2
+	for p.accept("case") {
+		for depth := 0; depth > 0 || !p.is(":"); p.next++ {
+			switch t := p.peek(); {
+			case t.kind == newline || t.kind == end:
+				p.fail()
+			case t.kind == operator && strings.Contains("([{", t.text):
+				depth++
+			case t.kind == operator && strings.Contains(")]}", t.text):
+				depth--
+			}
+		}
+		s.body = append(s.body, p.block()...)
+	}
+	if p.take().kind != dedent {
+		p.fail()
+	}
 }
 
 // condition reads what follows if or elif.
@@ -333,7 +400,19 @@ func (p *parser) block() (list []*statement) {
 func (p *parser) function(s *statement) {
 	s.kind, s.name = defines, p.word()
 	p.expect("(")
-	for !p.accept(")") {
+	p.parameters(s, ")")
+	if p.accept("->") {
+		p.expression()
+	}
+	around := p.yields
+	p.yields = false
+	s.body = p.block()
+	s.yields, p.yields = p.yields, around
+}
+
+// parameters reads the parameters of a function up to what closes them.
+func (p *parser) parameters(s *statement, closing string) {
+	for !p.accept(closing) {
 		q := parameter{}
 		switch {
 		case p.accept("**"):
@@ -346,7 +425,7 @@ func (p *parser) function(s *statement) {
 		default:
 			q.name = p.word()
 		}
-		if p.accept(":") {
+		if closing == ")" && p.accept(":") {
 			p.expression()
 		}
 		if p.accept("=") {
@@ -355,14 +434,10 @@ func (p *parser) function(s *statement) {
 		if q.name != "" || q.star != "" {
 			s.parameters = append(s.parameters, q)
 		}
-		if !p.is(")") {
+		if !p.is(closing) {
 			p.expect(",")
 		}
 	}
-	if p.accept("->") {
-		p.expression()
-	}
-	s.body = p.block()
 }
 
 func (p *parser) with(s *statement) {
@@ -399,7 +474,7 @@ func (p *parser) try(s *statement) {
 	}
 	s.body = append(s.body, p.elseBlock()...)
 	if p.accept("finally") {
-		s.body = append(s.body, p.block()...)
+		s.last = p.block()
 	}
 }
 
@@ -419,7 +494,14 @@ func (p *parser) simple() *statement {
 		}
 	case p.accept("pass"), p.accept("continue"), p.accept("break"):
 		s.kind = passes
-	case p.accept("raise"), p.accept("assert"), p.accept("del"), p.accept("global"), p.accept("nonlocal"):
+	case p.accept("del"):
+		s.kind, s.targets = deletes, []*expression{p.list()}
+	case p.is("global"), p.is("nonlocal"):
+		s.kind, s.name = scopes, p.take().text
+		for first := true; first || p.accept(","); first = false {
+			s.names = append(s.names, p.word())
+		}
+	case p.accept("raise"), p.accept("assert"):
 		if s.kind = raises; p.tokens[p.next-1].text != "raise" {
 			s.kind = passes
 		}
@@ -560,15 +642,12 @@ func (p *parser) expression() *expression {
 	defer func() { p.depth-- }()
 	at := p.peek().at
 	if p.accept("lambda") {
-		for !p.is(":") {
-			if k := p.take().kind; k == newline || k == end {
-				p.fail()
-			}
-		}
-		p.expect(":")
-		p.expression()
-		return &expression{at: at}
+		f := &statement{kind: defines, at: at, name: "lambda"}
+		p.parameters(f, ":")
+		f.body = []*statement{{kind: returns, at: at, value: p.expression()}}
+		return &expression{kind: lambda, at: at, function: f}
 	}
+	p.yields = p.yields || p.is("yield")
 	if p.accept("await") || p.accept("yield") {
 		p.accept("from")
 		if k := p.peek().kind; k != newline && !p.is(")") {
@@ -714,10 +793,7 @@ func (p *parser) arguments(c *expression) {
 			c.keywords = append(c.keywords, keyword{of, at, p.expression()})
 		default:
 			e := p.element()
-			if p.comprehension() {
-				e = &expression{at: at}
-			}
-			c.parts = append(c.parts, e)
+			c.parts = append(c.parts, p.comprehension(e))
 		}
 		if !p.is(")") {
 			p.expect(",")
@@ -725,11 +801,14 @@ func (p *parser) arguments(c *expression) {
 	}
 }
 
-// comprehension goes over a comprehension up to its bracket, and reports whether there is one.
-func (p *parser) comprehension() bool {
+// comprehension goes over a comprehension up to its bracket, and returns what stands for it. Without one it returns the
+// elements.
+func (p *parser) comprehension(elements ...*expression) *expression {
 	if !p.is("for") && !p.is("async") {
-		return false
+		return elements[0]
 	}
+	e := &expression{kind: comprehends, at: elements[0].at, parts: elements}
+	binds := false
 	for depth := 0; ; p.next++ {
 		switch t := p.peek(); {
 		case t.kind == end || t.kind == newline:
@@ -738,9 +817,15 @@ func (p *parser) comprehension() bool {
 			depth++
 		case t.kind == operator && strings.Contains(")]}", t.text):
 			if depth == 0 {
-				return true
+				return e
 			}
 			depth--
+		case p.is("for"):
+			binds = true
+		case p.is("in"):
+			binds = false
+		case binds && t.kind == name:
+			e.keywords = append(e.keywords, keyword{name: t.text, at: t.at})
 		}
 	}
 }
@@ -754,16 +839,17 @@ func (p *parser) atom() *expression {
 		e.kind = nameOf
 	case t.kind == number:
 		e.kind = numberOf
+	case t.kind == octets:
 	case t.kind == text || t.kind == format:
 		return p.strings(t)
 	case t.kind == operator && t.text == "(":
 		return p.tuple(t.at)
 	case t.kind == operator && t.text == "[":
 		e.kind = listOf
-		p.elements(e, "]")
+		return p.elements(e, "]")
 	case t.kind == operator && t.text == "{":
 		e.kind = dictOf
-		p.members(e)
+		return p.members(e)
 	case t.kind == operator && t.text == "...":
 	default:
 		p.fail()
@@ -800,28 +886,28 @@ func (p *parser) tuple(at int) *expression {
 	if p.accept(")") {
 		return e
 	}
-	inner := p.list()
-	if p.comprehension() {
-		inner = &expression{at: at}
-	}
+	inner := p.comprehension(p.list())
 	p.expect(")")
 	return inner
 }
 
-func (p *parser) elements(e *expression, closing string) {
+func (p *parser) elements(e *expression, closing string) *expression {
 	for !p.accept(closing) {
-		e.parts = append(e.parts, p.element())
-		if p.comprehension() {
-			e.kind, e.parts = opaque, nil
+		is := p.element()
+		if c := p.comprehension(is); c != is {
+			p.expect(closing)
+			return c
 		}
+		e.parts = append(e.parts, is)
 		if !p.is(closing) {
 			p.expect(",")
 		}
 	}
+	return e
 }
 
 // members reads a dict or a set, whose elements are those of a list.
-func (p *parser) members(e *expression) {
+func (p *parser) members(e *expression) *expression {
 	for !p.accept("}") {
 		if p.accept("**") {
 			e.parts = append(e.parts, nil, p.expression())
@@ -834,13 +920,16 @@ func (p *parser) members(e *expression) {
 				e.parts = append(e.parts, key)
 			}
 		}
-		if p.comprehension() {
-			e.kind, e.parts = opaque, nil
+		if p.is("for") || p.is("async") {
+			c := p.comprehension(e.parts...)
+			p.expect("}")
+			return c
 		}
 		if !p.is("}") {
 			p.expect(",")
 		}
 	}
+	return e
 }
 
 // String returns a name with dots as it is written, or what an expression is.

@@ -1,6 +1,7 @@
 package python
 
 import (
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -19,6 +20,7 @@ const (
 	number             // as it is written
 	text               // the content of a string without escapes
 	format             // the content of an f-string
+	octets             // the content of bytes
 	operator           // one or more signs
 )
 
@@ -217,28 +219,41 @@ func (s *scanner) string(prefix string) {
 			content.WriteByte(c)
 			continue
 		}
-		content.WriteString(escaped(s.source[s.at]))
-		s.at++
+		s.escape(&content)
 	}
 	s.at = min(len(s.source), s.at+len(quote))
 	kind := text
+	if strings.Contains(prefix, "b") {
+		kind = octets
+	}
 	if strings.Contains(prefix, "f") || strings.Contains(prefix, "t") {
 		kind = format
 	}
 	s.add(kind, content.String(), at)
 }
 
-// escaped returns what a backslash and a sign stand for. Numbers of characters stay as they are written.
-func escaped(c byte) string {
+// escape reads what stands behind a backslash.
+func (s *scanner) escape(to *strings.Builder) {
+	c := s.source[s.at]
+	s.at++
+	digits := map[byte]int{'x': 2, 'u': 4, 'U': 8}[c]
+	if number := s.source[s.at:min(len(s.source), s.at+digits)]; digits > 0 {
+		if r, err := strconv.ParseUint(number, 16, 32); err == nil && len(number) == digits {
+			to.WriteRune(rune(r))
+			s.at += digits
+			return
+		}
+	}
 	switch c {
 	case 'n':
-		return "\n"
+		to.WriteByte('\n')
 	case 't':
-		return "\t"
+		to.WriteByte('\t')
 	case '\n':
-		return ""
 	case '\\', '\'', '"':
-		return string(c)
+		to.WriteByte(c)
+	default:
+		to.WriteByte('\\')
+		to.WriteByte(c)
 	}
-	return `\` + string(c)
 }

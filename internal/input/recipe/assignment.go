@@ -25,10 +25,13 @@ func isStartedBy(root *strict.Value, k *Kind) bool {
 }
 
 // assign makes the member that an argument of Hydra assigns: section.key=value. A plus before it adds a key that the
-// configuration does not have. The last of several with one name counts.
+// configuration does not have, and a tilde deletes one: it is null then. The last of several with one name counts.
 func assign(root *strict.Value, w shell.Word) {
 	path, is, given := strings.Cut(strings.TrimLeft(w.Text, "+"), "=")
-	if !given || path == "" || strings.ContainsAny(path[:1], "-~") {
+	if deleted, tilde := strings.CutPrefix(path, "~"); tilde {
+		path, is, given = deleted, "null", true
+	}
+	if !given || path == "" || path[0] == '-' {
 		return
 	}
 	names := strings.Split(path, ".")

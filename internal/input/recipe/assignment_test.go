@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"strings"
 	"testing"
 
 	"plimsoll/internal/base/files"
@@ -27,6 +28,18 @@ func TestReviseAssignment(t *testing.T) {
 			t.Errorf("%q: %v", before, err)
 		} else if string(r.Text) != after {
 			t.Errorf("%q became\n%s, want\n%s", before, r.Text, after)
+		}
+	}
+	// A key that a tilde deletes is not given, and one that is assigned again behind it is.
+	for arguments, want := range map[string]string{" " + key + "0.8 ~" + strings.TrimSuffix(key, "="): "null",
+		" ~" + key + "0.8 +" + key + "0.6": "0.6"} {
+		d := parseCommand("run.sh", []byte(command+arguments+"\n"))
+		if d == nil {
+			t.Fatalf("%s: no document", arguments)
+		}
+		at := d.Root.Member("actor_rollout_ref").Value.Member("rollout").Value.Member("gpu_memory_utilization")
+		if at == nil || at.Value.String() != want {
+			t.Errorf("%s: the key is %v, want %s", arguments, at, want)
 		}
 	}
 	// A variable that two assignments read cannot be edited for one of them.

@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"bytes"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -100,7 +101,7 @@ func trainings(s *shell.Script, in launcher.Allocation) (list []training) {
 			continue
 		}
 		if t := trainingOfKind(line); t != nil {
-			t.arguments, t.unset = withoutUnset(t.arguments)
+			t.arguments, t.unset = withoutUnset(decided(s, t.arguments))
 			list = append(list, *t)
 		}
 	}
@@ -191,10 +192,57 @@ func withoutUnset(words []shell.Word) (kept, unset []shell.Word) {
 	return kept, unset
 }
 
+// decided returns arguments whose values are those that only a run can tell, where a condition of the script decides
+// them.
+func decided(s *shell.Script, words []shell.Word) []shell.Word {
+	list := slices.Clone(words)
+	for i, w := range list {
+		u := s.Decided(w)
+		isValue := i > 0 && strings.HasPrefix(words[i-1].Text, "--") && !harmlessFlags.MatchString(words[i-1].Text)
+		if u != nil && isValue && len(w.Unknown) == 1 && w.Unknown[0] == w.Text {
+			list[i].Text = computed + w.Text + decidedBy(u) + ")"
+		}
+	}
+	return list
+}
+
+// decidedBy says what decides a variable.
+func decidedBy(u *shell.Undecided) string {
+	if u.Condition == "" {
+		return ", set by a command"
+	}
+	return " behind the condition " + u.Condition
+}
+
+// harmlessFlags matches arguments that no plan depends on, and that scripts often add by a condition.
+var harmlessFlags = lazyregexp.New(`^(?:--(?:resume|load|ckpt|checkpoint_dir|no.load|wandb|report.to|run.name|` +
+	`tensorboard|logging|log|save|data|dataset|hub|push.to.hub|exit|timing|profile|seed|overwrite)[\w.-]*(?:[= ]|$))`)
+
+// isHarmless reports whether all values of a variable are arguments that no plan depends on.
+func isHarmless(u *shell.Undecided) bool {
+	for _, value := range u.Values {
+		for argument := range strings.SplitSeq(" "+strings.TrimSpace(value), " --") {
+			if argument = strings.TrimSpace(argument); argument != "" && !harmlessFlags.MatchString("--"+argument) {
+				return false
+			}
+		}
+	}
+	return len(u.Values) > 0
+}
+
 // unsetNotes says which variables among the arguments of a training count as empty. It refuses the script where a file
 // that may set them is missing.
 func unsetNotes(d *strict.Document, s *shell.Script, unset []shell.Word) (notes []Note, err error) {
 	for _, w := range unset {
+		if u := s.Decided(w); u != nil && !isHarmless(u) {
+			return nil, d.Inputf(w.At, "%s has arguments of the training%s, which only a run can tell", w.Text,
+				decidedBy(u)).
+				WithHint(fmt.Sprintf("set %s by itself in a copy of the script, as it is where you train", u.Name))
+		} else if u != nil {
+			notes = append(notes, Note{Where: d.Position(w.At), What: w.Text + " is left out" + decidedBy(u) +
+				": no plan depends on its arguments"})
+			continue
+		}
 		if missing := missingParts(s); missing != nil {
 			return nil, d.Inputf(w.At, "%s has arguments of the training, and the script does not set it", w.Text).
 				WithHint("put " + missing[0].Name + " where the script finds it, or the arguments into the script")

@@ -75,9 +75,9 @@ var OtherFiles = []*Kind{
 	{Name: "index of a model's weights", Marks: "weight_map", Instead: "give the model's config.json, or its folder"},
 	{Name: "diffusers configuration", Marks: "_diffusers_version _class_name"},
 	{Name: "state of a Trainer", Marks: "log_history"},
-	{Name: "Jupyter notebook", Marks: "nbformat", Instead: "give its model to plimsoll.plan in a cell; or write it " +
-		"as a program ('jupyter nbconvert --to script'), and 'plimsoll plan --gpu NAME -- python FILE' plans it as " +
-		"it runs"},
+	{Name: "Jupyter notebook that calls no trainer of transformers, TRL or Unsloth", Marks: "nbformat",
+		Instead: "give its model to plimsoll.plan in a cell; or write it as a program ('jupyter nbconvert --to " +
+			"script'), and 'plimsoll plan --gpu NAME -- python FILE' plans it as it runs"},
 	{Name: "task of lm-evaluation-harness", Marks: "doc_to_text task+dataset_path output_type"},
 	{Name: "Kubernetes manifest", Marks: "apiVersion+kind"},
 	{Name: "Compose file", Marks: "services"},

@@ -351,6 +351,9 @@ func (k *Kind) parse(d *strict.Document, from Source) (*Framework, error) {
 		return nil, err
 	}
 	p := k.Program
+	if err := k.expand(d, p.known(), p.Keys); err != nil {
+		return nil, err
+	}
 	rule := strict.Object(p.known(), p.Keys).NotingAll()
 	checked, err := strict.Schema{Program: p.Name, Rule: rule}.Read(d)
 	if err != nil {
@@ -387,13 +390,23 @@ func (k *Kind) parse(d *strict.Document, from Source) (*Framework, error) {
 var harmless = lazyregexp.New(
 	`dataset|^data_|^output|^logging|^run_name|_dir$|^model_name$|^model_author|_port$|^node|_val$|^report|^system$`)
 
-// template refuses a file with variables that another program fills in.
-func template(d *strict.Document) error {
+// computedMember refuses a file with a value that only a run can tell.
+func computedMember(d *strict.Document) error {
 	for _, m := range d.Root.Members {
 		if v := m.Value; isComputed(v) {
 			return d.Inputf(v.At, "%s is %s, which only a run can tell", m.Name, saidBy(v)).
 				WithHint(asSource(d.File, v))
 		}
+	}
+	return nil
+}
+
+// template refuses a file with variables that another program fills in.
+func template(d *strict.Document) error {
+	if err := computedMember(d); err != nil {
+		return err
+	}
+	for _, m := range d.Root.Members {
 		if v := m.Value; v.Kind == '"' && strings.HasPrefix(v.Text, "$") && !harmless.MatchString(m.Name) {
 			return d.Inputf(v.At, "%s is %s, a variable: this file is a template", m.Name, v).
 				WithHint("give the file with the variables filled in")

@@ -55,6 +55,8 @@ type Kind struct {
 	Spreads bool
 	// Assigns says that arguments of such commands are assignments, as Hydra has them: section.key=value.
 	Assigns bool
+	// Abbreviates says that such commands read their arguments by transformers' HfArgumentParser.
+	Abbreviates bool
 	// Arguments makes arguments of Megatron-LM of a command of a program that trains by Megatron core; nil for others.
 	Arguments func(*strict.Document) (MadeArguments, error)
 	// Python makes a document of a source of Python or a notebook, and of a function of it where a path names one: nil

@@ -126,7 +126,8 @@ func (s *starter) everyDevice() {
 	}
 }
 
-// spreads refuses a program that has the model on several devices of a rank.
+// spreads refuses a program that has the model on several devices of a rank: by device_map, or by DataParallel, as
+// transformers' Trainer has one process do that sees several GPUs.
 func (s *starter) spreads() error {
 	const name = "CUDA_VISIBLE_DEVICES"
 	w, at, set := s.line.Variable(name)
@@ -134,7 +135,21 @@ func (s *starter) spreads() error {
 	if s.line.PerNode != nil {
 		ranks = max(1, s.line.PerNode.Is)
 	}
-	if !s.kind.Spreads || !set || strings.Contains(w.Text, "$") || visible/ranks < 2 {
+	if !set || strings.Contains(w.Text, "$") || visible/ranks < 2 {
+		return nil
+	}
+	_, engine := s.line.Options["deepspeed"]
+	engine = engine || slices.ContainsFunc(s.arguments, func(w shell.Word) bool {
+		return strings.HasPrefix(w.Text, "--deepspeed")
+	})
+	if isAlone := s.line.By == "" && s.line.PerNode == nil && !s.line.EveryDevice; isAlone && !engine &&
+		!s.kind.Spreads && s.kind.Program != nil && s.kind.Program.Hosts {
+		return s.fault(at, fmt.Sprintf("%s shows %d GPUs, and one process starts: transformers' Trainer then divides "+
+			"each batch among the GPUs by DataParallel, which is not planned", name, visible),
+			fmt.Sprintf("start a rank on each GPU by torchrun --nproc_per_node %d or accelerate launch, or show one "+
+				"GPU", visible))
+	}
+	if !s.kind.Spreads {
 		return nil
 	}
 	return s.fault(at, fmt.Sprintf("%s shows %d GPUs, and %d rank starts: %s then spreads the model over the GPUs of "+

@@ -397,11 +397,6 @@ func parseScript(file string, text []byte) (*strict.Document, source, error) {
 	}
 	d := &strict.Document{File: file, Text: text, Root: &strict.Value{Kind: '{'}}
 	from := sourceOf(d, read)
-	for _, u := range read.Undecided {
-		if !slices.Contains(from.Looped, u.Name) {
-			from.Looped = append(from.Looped, u.Name)
-		}
-	}
 	var words []shell.Word
 	for i, w := range launch {
 		if strings.HasSuffix(w.Text, ".py") {
@@ -410,13 +405,16 @@ func parseScript(file string, text []byte) (*strict.Document, source, error) {
 			break
 		}
 	}
-	launch, unset := withoutUnset(launch)
+	launch, unset := withoutUnset(decided(read, launch))
 	notes, err := unsetNotes(d, read, unset)
 	if err != nil {
 		return nil, source{}, err
 	}
 	from.notes = append(from.notes, notes...)
 	d.Root.Members = withoutLauncher(commandMembers(words), commandMembers(launch))
+	if err := computedMember(d); err != nil {
+		return nil, source{}, err
+	}
 	if len(d.Root.Members) == 0 {
 		return nil, source{}, &fault.Input{Where: fault.Position{File: file}, Err: errNoArguments,
 			Hint: exampleArguments}

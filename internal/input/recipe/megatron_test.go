@@ -95,7 +95,7 @@ if [[ "$FP8" == "true" || $FP8 -eq 1 ]]; then
 fi
 MORE=("--seq-length 1024" "--micro-batch-size 4")
 ARGS+=("${MORE[@]}")
-while [ $# -gt 0 ]; do
+while read -r line; do
   ARGS+=(--fp16)
 done
 run="torchrun --nproc_per_node $GPUS --nnodes $NODES pretrain_gpt.py ${ARGS[@]} $model"

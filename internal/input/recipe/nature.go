@@ -111,8 +111,8 @@ func unclear(path string, text []byte) error {
 func noConfiguration(path, what string, text []byte) error {
 	hint := readable
 	if what == pythonSource {
-		return fault.File(path).Inputf("this is %s, which plimsoll does not read: expected a configuration of a "+
-			"training", what).WithHint(asPython(path, text))
+		return fault.File(path).Inputf("this is %s that calls no trainer of transformers, TRL or Unsloth: expected a "+
+			"configuration of a training", what).WithHint(asPython(path, text))
 	}
 	if what == script || what == shellScript || what == commandArguments {
 		hint += "; give a script or arguments of Megatron-LM as --megatron"

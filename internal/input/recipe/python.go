@@ -183,6 +183,7 @@ type sourceModel struct {
 	loaded   *python.Value // the call of from_pretrained, nil for a model that is made in another way
 	adapter  *python.Value // the adapter that it gets, nil without
 	prepared bool
+	chain    []*python.Value // the calls that return it, the last one first
 }
 
 // modelOf returns what a source does to a model.
@@ -191,18 +192,14 @@ func modelOf(model *python.Value) (m sourceModel) {
 		if model == nil || model.Kind != python.Object {
 			return sourceModel{adapter: m.adapter}
 		}
+		m.chain = append(m.chain, model)
 		does, known := keeps[model.Name()]
 		switch {
 		case model.Name() == "from_pretrained":
 			m.loaded = model
 			return m
 		case model.Name() == "get_peft_model":
-			m.adapter = model
-			if config := model.Attribute("peft_config"); config != nil {
-				m.adapter = config
-			} else if len(model.Given) > 1 {
-				m.adapter = model.Given[1]
-			}
+			m.adapter = adapterOf(model)
 		case !known:
 			return sourceModel{adapter: m.adapter}
 		}
@@ -230,9 +227,6 @@ func touches(root *strict.Value, source *python.Source) {
 		if at, is := source.Touched[name]; is {
 			Give(root, name, int64(at), computedValue(what+", decided by code", at))
 		}
-	}
-	if at, is := source.Touched["gradient_checkpointing_enable"]; is {
-		Give(root, "gradient_checkpointing", int64(at), strict.Of(true))
 	}
 }
 
@@ -265,10 +259,12 @@ func TrainerOfSource(root *strict.Value, source *python.Source, trainer *python.
 	}
 	model := argument("model", 0)
 	made := modelOf(model)
+	made.byStatement(root, source)
 	switch {
 	case model == nil:
 	case model.Kind == python.Text:
 		loadedBy(root, named(model, args))
+	case root.Member("model") != nil:
 	case made.loaded == nil:
 		Give(root, "model", root.At, computedValue(model.String(), trainer.At))
 	default:
@@ -287,6 +283,9 @@ func TrainerOfSource(root *strict.Value, source *python.Source, trainer *python.
 	if is := modelOf(trainer.Attribute("ref_model")).loaded; is != nil && len(is.Given) > 0 {
 		Give(root, "ref_model", root.At, Literal(is.Given[0], trainer.At))
 	}
+	trainerByStatement(root, source, trainer, args)
+	liger(root, source)
+	recomputes(root, source, trainer)
 	touches(root, source)
 }
 

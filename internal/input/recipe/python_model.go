@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"plimsoll/internal/input/python"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -45,6 +46,9 @@ func (r *Reader) ReadLoaded(others bool) error {
 	if others {
 		return nil
 	}
+	if err := r.otherModel(v); err != nil {
+		return err
+	}
 	for _, m := range v.Members {
 		switch m.Name {
 		case "dtype", "torch_dtype", "attn_implementation", "quantization_config", "load_in_4bit", "load_in_8bit":
@@ -84,6 +88,9 @@ func saidBy(v *strict.Value) string {
 
 // asSource says how a source is planned whose values only a run can tell.
 func asSource(file string, computed *strict.Value) string {
+	if !python.IsSource(file) {
+		return "write the value in its place, in a copy of the script"
+	}
 	if strings.Contains(computed.Text, "parse_args") || strings.Contains(computed.Text, "args.") {
 		return fmt.Sprintf("its values stand on the command line: write the line that starts it into a script, such "+
 			"as "+

@@ -63,6 +63,14 @@ func TestSources(t *testing.T) {
 	if f, err = readAs(t, "train.py", sourceOfTrainer); err != nil {
 		t.Fatal(err)
 	}
+	const patched = "Trainer(model, TrainingArguments(\"out\", "
+	inPlace := strings.Replace(sourceOfTrainer, patched, "from peft import LoraConfig, get_peft_model\n"+
+		"from liger_kernel.transformers import apply_liger_kernel_to_llama\napply_liger_kernel_to_llama()\n"+
+		"adapted = get_peft_model(model, LoraConfig(r=4, target_modules=['c_attn']))\n"+patched, 1)
+	if changed, err := readAs(t, "train.py", inPlace); err != nil || changed.Adapter == nil ||
+		changed.Adapter.Rank != 4 || !changed.Training.UseLigerKernel {
+		t.Errorf("a model that get_peft_model changes in place: %+v, error %v", changed, err)
+	}
 	if f.Program != "transformers" || f.Model != "gpt2" || f.Weights != "bf16" || f.Training.MicroBatch != 4 {
 		t.Errorf("got %+v", f)
 	}
@@ -94,7 +102,36 @@ func TestSourcesRefused(t *testing.T) {
 		{sourceOfLoRA, "model=model", "model=FSDP(model)", "model is FSDP(...), which only a run can tell"},
 		{sourceOfLoRA, "model=model", "model=prepare_model_for_kbit_training(model)", "not quantized fp32"},
 		{sourceOfLoRA, "from peft import LoraConfig", "from own.peft import LoraConfig", "the adapter is"},
-		{sourceOfLoRA, "trainer.train()", "match a:\n    case 1:\n        b = 2", "what they set is not known"},
+		{sourceOfLoRA, "trainer.train()", "type Size = int", "what they set is not known"},
+		{sourceOfLoRA, "trainer.train()", "model.half()", "model.half is the type of the weights, set by code"},
+		{sourceOfLoRA, "trainer.train()", "model.to(device, dtype=torch.bfloat16)",
+			"model.to is the type of the weights"},
+		{sourceOfLoRA, "trainer.train()", "model.model.layers = model.model.layers[:8]",
+			"model.model.layers is a part of the model, set by code"},
+		{sourceOfLoRA, "trainer.train()", "del model.model.layers[8:]", "is a part of the model, set by code"},
+		{sourceOfLoRA, "trainer.train()", "model.lm_head = torch.nn.Linear(4, 8)",
+			"model.lm_head is a part of the model"},
+		{sourceOfLoRA, "trainer.train()", "[p.requires_grad_(False) for p in model.parameters()]",
+			"which parameters are trained"},
+		{sourceOfLoRA, "trainer.train()", "def freeze(m):\n    m.requires_grad_(False)\nmodel.apply(freeze)",
+			"which parameters are trained"},
+		{sourceOfLoRA, "trainer.train()", "for k, v in more.items():\n    setattr(args, k, v)",
+			"arguments of SFTConfig that only a run can tell"},
+		{sourceOfLoRA, "trainer.train()", "args.set_training(batch_size=9)",
+			"args.set_training is a change of the settings"},
+		{sourceOfLoRA, "trainer.train()", "trainer.optimizer = sgd", "trainer.optimizer is set by code"},
+		{sourceOfLoRA, "trainer.train()", "model.compile()",
+			"model.compile is that the model is compiled, set by code"},
+		{sourceOfLoRA, "attn_implementation=", "tie_word_embeddings=False, attn_implementation=",
+			"it makes another model"},
+		{sourceOfLoRA, "trainer = ",
+			"model.gradient_checkpointing_enable()\nmodel.gradient_checkpointing_disable()\ntrainer = ",
+			"gradient_checkpointing is turned on and off by code"},
+		{sourceOfTrainer, "Trainer(",
+			"t = Trainer(model, TrainingArguments('o'))\nt.args.gradient_accumulation_steps = 4\n#",
+			"trainer.args.gradient_accumulation_steps is set by code"},
+		{sourceOfTrainer, "Trainer(", "from liger_kernel.transformers import apply_liger_kernel_to_gpt2 as liger\n" +
+			"liger(rope=False)\nTrainer(", "use_liger_kernel is a choice of kernels"},
 		{sourceOfLoRA, "args=args", "**kwargs", "arguments of SFTTrainer that only a run can tell"},
 		{sourceOfLoRA, "max_length=2048", "max_length=2048, per_device_train_batchsize=1",
 			"per_device_train_batchsize"},

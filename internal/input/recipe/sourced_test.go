@@ -41,6 +41,14 @@ func TestSourcedArguments(t *testing.T) {
 			[]string{"run.sh:2:45", "${MODEL[@]} has arguments", "put models/large.sh where"}},
 		"a folder that only a run knows": {"source $PLACE/models/small.sh\n" + launch, 0, nil,
 			[]string{"${MODEL[@]} has arguments", "$PLACE/models/small.sh"}},
+		"behind a condition": {"MODEL=(--num-layers 2)\n[ -f x ] && MORE='--recompute-granularity full'\n" + launch,
+			0, nil, []string{"run.sh:3:75", "$MORE has arguments of the training behind the condition [ -f x ]",
+				"set MORE by itself"}},
+		"harmless behind a condition": {"MODEL=(--num-layers 2)\n[ -f x ] && MORE='--load x --wandb-project y'\n" +
+			launch, 2, []string{"$MORE is left out behind the condition [ -f x ]"}, nil},
+		"a value behind a condition": {"MODEL=(--num-layers 2)\nif grep -q H100 x; then MORE=2; else MORE=4; fi\n" +
+			strings.ReplaceAll(launch, "$MORE", "--micro-batch-size $MORE"), 0, nil,
+			[]string{"run.sh:3:94", "$MORE behind the condition grep -q H100 x"}},
 	} {
 		m, err := ReadMegatron(write("run.sh", c.script), nil)
 		var wrong *fault.Input

@@ -16,12 +16,16 @@ func (r *runner) counts(loop *syntax.CStyleLoop, body []*syntax.Stmt) bool {
 	} else if turns > 1 {
 		quiet, often := r.quiet, r.often
 		r.often = max(1, r.often) * turns
-		defer func() { r.quiet, r.often = quiet, often }()
+		kept := r.kept
+		r.kept = map[syntax.Node]bool{}
+		defer func() { r.quiet, r.often, r.kept = quiet, often, kept }()
 	}
 	r.setNumber(name, first, loop)
 	for turn := 0; r.nonzero(loop.Cond) == yes && r.steps > 0; turn++ {
 		r.quiet = r.quiet || turn > 0
-		r.run(body)
+		if !r.turn(body) {
+			return true
+		}
 		n, is := r.stepped(loop.Post, name)
 		if !is {
 			return true

@@ -9,6 +9,8 @@ import (
 
 	"mvdan.cc/sh/v3/expand"
 	"mvdan.cc/sh/v3/syntax"
+
+	"plimsoll/internal/base/lazyregexp"
 )
 
 // Get and Each make the values an environment for package expand.
@@ -194,6 +196,7 @@ func (r *runner) parts(list []syntax.WordPart, quoted bool, unknown *[]string) [
 			if r.computes(p.X, unknown) {
 				parts = append(parts, p)
 			} else {
+				r.unsettle(p.X, p)
 				asText(p, r.source(p))
 			}
 		case *syntax.CmdSubst:
@@ -214,8 +217,16 @@ func (r *runner) parts(list []syntax.WordPart, quoted bool, unknown *[]string) [
 
 // growsByBraces reports whether braces may make many words of a text.
 func growsByBraces(text string) bool {
+	if m := smallRange.FindStringSubmatch(text); m != nil && strings.Count(text, "{") == 1 {
+		from, err := strconv.Atoi(m[1])
+		to, err2 := strconv.Atoi(m[2])
+		return err != nil || err2 != nil || max(from-to, to-from) > mostTurns
+	}
 	return strings.Contains(text, "..") || strings.Count(text, "{") > 2
 }
+
+// smallRange matches a range of numbers.
+var smallRange = lazyregexp.New(`\{(-?[0-9]{1,6})\.\.(-?[0-9]{1,6})\}`)
 
 // blank stands for a space in a text that is not known: such a text is one word, wherever it stands.
 const blank = "\ue000"
@@ -251,6 +262,9 @@ func (r *runner) parameter(p *syntax.ParamExp, quoted bool, unknown *[]string) (
 		return nil, false
 	}
 	known := r.isKnown(p.Param.Value)
+	if r.open[p.Param.Value] || isBeyond(p) {
+		return nil, false
+	}
 	if known && p.Index != nil && !isEvery(p.Index) && !r.computes(p.Index, unknown) {
 		return nil, false
 	}
@@ -264,6 +278,9 @@ func (r *runner) parameter(p *syntax.ParamExp, quoted bool, unknown *[]string) (
 	var inside []syntax.WordPart
 	if p.Exp.Word != nil {
 		inside = r.parts(p.Exp.Word.Parts, quoted, unknown)
+		if !quoted {
+			inside = r.splits(inside)
+		}
 	}
 	isEmpty := known && !r.values[p.Param.Value].isList && r.Get(p.Param.Value).Str == ""
 	switch op := p.Exp.Op; {
@@ -284,6 +301,41 @@ func (r *runner) parameter(p *syntax.ParamExp, quoted bool, unknown *[]string) (
 		with.Exp = &syntax.Expansion{Op: p.Exp.Op, Word: &syntax.Word{Parts: inside}}
 	}
 	return []syntax.WordPart{&with}, true
+}
+
+// isBeyond reports whether an expansion is of a form that package expand does not have: ${A[@]/#/x}, ${A@Q}.
+func isBeyond(p *syntax.ParamExp) bool {
+	if p.Repl != nil && p.Repl.Orig != nil {
+		first := p.Repl.Orig.Lit()
+		return first == "" && len(p.Repl.Orig.Parts) == 0 || strings.HasPrefix(first, "#") ||
+			strings.HasPrefix(first, "%") || strings.ContainsAny(first, "(")
+	}
+	if p.Exp == nil || p.Exp.Word == nil {
+		return false
+	}
+	if p.Exp.Op == syntax.OtherParamOps {
+		return !slices.Contains([]string{"U", "L", "u"}, p.Exp.Word.Lit())
+	}
+	return slices.ContainsFunc(p.Exp.Word.Parts, func(part syntax.WordPart) bool {
+		text, is := part.(*syntax.Lit)
+		_, isPattern := part.(*syntax.ExtGlob)
+		return isPattern || is && extended.MatchString(text.Value)
+	})
+}
+
+// extended matches a pattern that only Bash's extglob has.
+var extended = lazyregexp.New(`[?*+@!]\(`)
+
+// splits has texts with blanks be outputs of commands, which become several words: ${X:-a b}.
+func (r *runner) splits(parts []syntax.WordPart) []syntax.WordPart {
+	for i, part := range parts {
+		if text, is := part.(*syntax.Lit); is && strings.ContainsAny(text.Value, " \t\n") {
+			out := &syntax.CmdSubst{Left: text.Pos()}
+			r.outputs[out] = text.Value
+			parts[i] = out
+		}
+	}
+	return parts
 }
 
 // isEvery reports whether an index is @ or *.
@@ -317,8 +369,11 @@ func (r *runner) computes(x syntax.ArithmExpr, unknown *[]string) bool {
 			known = known && is && isNumber(strings.TrimSpace(out))
 			r.outputs[n] = out
 			return false
-		case *syntax.UnaryArithm:
-			known = known && n.Op != syntax.Inc && n.Op != syntax.Dec
+		case *syntax.BinaryArithm:
+			if n.Op == syntax.Assgn && assignee(n) != "" { // what is set needs no value
+				known = known && r.computes(n.Y, unknown)
+				return false
+			}
 		}
 		return known
 	})

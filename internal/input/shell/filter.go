@@ -17,7 +17,7 @@ func filter(words []Word, input string) (string, bool) {
 	switch {
 	case name == "echo":
 		if len(arguments) > 0 && (arguments[0] == "-n" || arguments[0] == "-e") {
-			return strings.Join(arguments[1:], " "), true
+			return strings.Join(arguments[1:], " "), !strings.Contains(line, `\`)
 		}
 		return line + "\n", true
 	case name == "printf":
@@ -37,7 +37,8 @@ func filter(words []Word, input string) (string, bool) {
 	case name == "awk":
 		return fieldsOf(arguments, input)
 	case name == "basename" && len(arguments) == 1:
-		return line[strings.LastIndexByte(strings.TrimRight(line, "/"), '/')+1:], true
+		line = strings.TrimRight(line, "/")
+		return line[strings.LastIndexByte(line, '/')+1:], true
 	case name == "dirname" && len(withoutDashes(arguments)) == 1:
 		return path.Dir(withoutDashes(arguments)[0]), true
 	case (name == "realpath" || name == "readlink") && len(withoutDashes(arguments)) == 1:

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"mvdan.cc/sh/v3/syntax"
@@ -12,7 +13,7 @@ import (
 // runner follows a script.
 type runner struct {
 	file      string   // with the commands
-	open      Opener   // nil if files that they name are not read
+	opener    Opener   // nil if files that they name are not read
 	around    []string // files that are being read as a part of the script: none is a part of itself
 	text      string   // that the nodes are of
 	shift     int64    // where the command stands whose argument the text is
@@ -26,7 +27,17 @@ type runner struct {
 	before    []setting                   // variables that stand before that command
 	unsure    []string                    // the conditions and loops around
 	often     int                         // how often a loop runs its commands
-	quiet     bool                        // commands are not kept: a later turn of a loop
+	quiet     bool                        // commands that are kept are not kept again: a later turn of a loop
+	kept      map[syntax.Node]bool        // commands that a turn of the loop has kept
+	node      syntax.Node                 // the command that is followed
+	flow      *flow
+	status    answer               // of the function that ran last
+	loops     int                  // around, in the function
+	level     int                  // of functions and sourced files around
+	locals    map[string]*variable // of the function that runs: values before it; nil outside of functions
+	open      map[string]bool      // variables whose values only a run can tell
+	exportAll bool                 // set -a
+	reading   int64                // where arithmetic stands that sets a variable
 	depth     int
 	steps     int // that are left
 	when      int
@@ -45,6 +56,7 @@ type variable struct {
 	word     Word
 	list     []Word
 	isList   bool
+	isNumber bool  // declare -i: values are computed
 	at       int64 // of its name
 	exported bool
 }
@@ -75,7 +87,9 @@ func (r *runner) source(n syntax.Node) string {
 func (r *runner) set(name string, v variable) {
 	r.steps -= 1 + len(v.list)
 	r.when++
+	v.exported = v.exported || r.exportAll
 	r.values[name] = v
+	delete(r.open, name)
 	s := setting{name, v.word, v.at, r.when, v.exported}
 	s.value.Text = fromBlanks.Replace(s.value.Text)
 	r.out.settings[name] = append(r.out.settings[name], s)
@@ -88,15 +102,12 @@ func (r *runner) forget(name string) {
 	r.out.settings[name] = append(r.out.settings[name], setting{name: name, at: -1, when: r.when})
 }
 
-func (r *runner) run(list []*syntax.Stmt) {
-	for _, s := range list {
-		r.statement(s)
-	}
-}
-
 // statement follows a statement.
 func (r *runner) statement(s *syntax.Stmt) {
 	if r.steps--; r.steps < 0 || r.depth > mostDepth {
+		return
+	}
+	if r.flow.way != goesOn {
 		return
 	}
 	r.depth++
@@ -105,6 +116,15 @@ func (r *runner) statement(s *syntax.Stmt) {
 	if r.reads(s) {
 		return
 	}
+	if s.Background {
+		r.apart(func() { r.compound(s) })
+		return
+	}
+	r.compound(s)
+}
+
+// compound follows what a statement runs.
+func (r *runner) compound(s *syntax.Stmt) {
 	switch c := s.Cmd.(type) {
 	case *syntax.CallExpr:
 		r.call(c)
@@ -117,15 +137,27 @@ func (r *runner) statement(s *syntax.Stmt) {
 	case *syntax.CaseClause:
 		r.cases(c)
 	case *syntax.ForClause:
-		r.repeat(c)
+		r.looping(func() { r.repeat(c) })
 	case *syntax.WhileClause:
-		r.loop(c, "a loop", func() { r.run(c.Do) })
+		r.looping(func() {
+			if !r.while(c) {
+				r.loop(c, "a loop", func() { r.turn(c.Do) })
+			}
+		})
+	case *syntax.ArithmCmd:
+		r.calculates(c.X, c)
+	case *syntax.LetClause:
+		for _, x := range c.Exprs {
+			if w, is := x.(*syntax.Word); is && isQuoted(w) { // let "X -= 1"
+				r.within(Word{Text: "((" + r.value(w).Text + "))", At: r.at(c)}, nil, nil)
+				continue
+			}
+			r.calculates(x, c)
+		}
 	case *syntax.Block:
 		r.run(c.Stmts)
 	case *syntax.Subshell:
-		before := r.copied()
-		r.run(c.Stmts)
-		r.restore(before)
+		r.apart(func() { r.run(c.Stmts) })
 	case *syntax.TimeClause:
 		if c.Stmt != nil {
 			r.statement(c.Stmt)
@@ -162,13 +194,16 @@ func (r *runner) restore(before map[string]variable) {
 // both follows a && b, a || b and a | b.
 func (r *runner) both(c *syntax.BinaryCmd) {
 	if c.Op != syntax.AndStmt && c.Op != syntax.OrStmt {
-		r.statement(c.X)
-		r.statement(c.Y)
+		r.apart(func() { r.statement(c.X) })
+		r.apart(func() { r.statement(c.Y) })
 		return
 	}
 	holds := r.condition(c.X)
-	if call, is := c.X.Cmd.(*syntax.CallExpr); is && holds == unsure && !c.X.Negated && !isTest(call) {
+	if holds == unsure && r.succeeds(c.X) {
 		holds = yes // a command does what it is for
+	}
+	if r.flow.way != goesOn {
+		return
 	}
 	if c.Op == syntax.OrStmt {
 		holds = holds.not()
@@ -184,15 +219,22 @@ func (r *runner) both(c *syntax.BinaryCmd) {
 // branches follows the ways that a script may take where only a run can tell which. What they set differently is
 // unknown from there on.
 func (r *runner) branches(condition syntax.Node, ways ...func()) {
-	before := r.copied()
+	before, arguments := r.copied(), r.arguments
 	r.unsure = append(r.unsure, "the condition "+shortened(r.source(condition)))
 	var ends []map[string]variable
 	for _, way := range ways {
 		way()
-		ends = append(ends, r.copied())
+		if r.flow.way != exits { // a way that ends the script leads nowhere
+			ends = append(ends, r.copied())
+		}
+		r.flow.perhaps = r.flow.perhaps || r.flow.way != goesOn && r.flow.way != exits
+		r.flow.way = goesOn
 		r.restore(before)
 	}
-	r.unsure = r.unsure[:len(r.unsure)-1]
+	r.unsure, r.arguments = r.unsure[:len(r.unsure)-1], arguments
+	if len(ends) == 0 {
+		r.flow.way, r.flow.status = exits, unsure
+	}
 	for _, end := range ends {
 		for name, v := range end {
 			r.settle(name, v, ends, r.at(condition))
@@ -201,6 +243,18 @@ func (r *runner) branches(condition syntax.Node, ways ...func()) {
 	for name := range before {
 		if slices.ContainsFunc(ends, func(end map[string]variable) bool { _, is := end[name]; return !is }) {
 			r.undecided(name, r.at(condition))
+		}
+	}
+	for i, u := range r.out.Undecided {
+		if !r.open[u.Name] || u.At != r.at(condition) || u.Condition != "" {
+			continue
+		}
+		r.out.Undecided[i].Condition = shortened(r.source(condition))
+		for _, end := range ends {
+			if v, is := end[u.Name]; is {
+				value := joined(append(slices.Clip(v.list), v.word))
+				r.out.Undecided[i].Values = append(r.out.Undecided[i].Values, value)
+			}
 		}
 	}
 }
@@ -223,8 +277,9 @@ func (r *runner) undecided(name string, at int64) {
 	if _, is := r.values[name]; is {
 		r.forget(name)
 	}
+	r.open[name] = true
 	if !slices.ContainsFunc(r.out.Undecided, func(u Undecided) bool { return u.Name == name }) {
-		r.out.Undecided = append(r.out.Undecided, Undecided{name, at})
+		r.out.Undecided = append(r.out.Undecided, Undecided{Name: name, At: at})
 	}
 }
 
@@ -240,10 +295,10 @@ func shortened(text string) string {
 
 // loop follows the body of a loop that may run any number of times. What it sets stays as it was before.
 func (r *runner) loop(n syntax.Node, what string, body func()) {
-	before := r.copied()
+	before, arguments := r.copied(), r.arguments
 	r.unsure = append(r.unsure, what)
 	body()
-	r.unsure = r.unsure[:len(r.unsure)-1]
+	r.unsure, r.arguments, r.flow.way = r.unsure[:len(r.unsure)-1], arguments, goesOn
 	for name, v := range r.values {
 		if was, is := before[name]; (!is || !was.same(v)) && !slices.Contains(r.out.Looped, name) {
 			r.out.Looped = append(r.out.Looped, name)
@@ -259,40 +314,62 @@ func (r *runner) repeat(c *syntax.ForClause) {
 	}
 	items, isWords := c.Loop.(*syntax.WordIter)
 	if !isWords || c.Select {
-		r.loop(c, "a loop", func() { r.run(c.Do) })
+		r.loop(c, "a loop", func() { r.turn(c.Do) })
 		return
 	}
 	list := r.words(items.Items)
+	if !items.InPos.IsValid() {
+		list = r.arguments
+	}
 	isUnknown := func(w Word) bool { return len(w.Unknown) > 0 || strings.ContainsAny(w.Text, "*?") && !w.Quoted }
 	if len(list) > mostTurns || slices.ContainsFunc(list, isUnknown) {
 		r.loop(c, "the loop over "+items.Name.Value, func() {
-			r.forget(items.Name.Value)
-			r.run(c.Do)
+			r.undecided(items.Name.Value, r.at(c))
+			r.turn(c.Do)
 		})
 		return
 	}
-	quiet, often := r.quiet, r.often
-	r.often = max(1, r.often) * len(list)
+	quiet, often, kept := r.quiet, r.often, r.kept
+	r.often, r.kept = max(1, r.often)*len(list), map[syntax.Node]bool{}
 	for i, w := range list {
 		r.quiet = quiet || i > 0
 		r.set(items.Name.Value, variable{word: w, at: r.at(c)})
-		r.run(c.Do)
+		if !r.turn(c.Do) {
+			break
+		}
 	}
-	r.quiet, r.often = quiet, often
+	r.quiet, r.often, r.kept = quiet, often, kept
 }
 
 // declare follows export, local, declare and readonly.
 func (r *runner) declare(c *syntax.DeclClause) {
 	exports := c.Variant.Value == "export"
+	flags := ""
 	for _, a := range c.Args {
 		if a.Naked && a.Name == nil && a.Value != nil {
-			if strings.HasPrefix(a.Value.Lit(), "-") && strings.Contains(a.Value.Lit(), "x") {
-				exports = true
+			if strings.HasPrefix(a.Value.Lit(), "-") {
+				flags += a.Value.Lit()
 			}
+			exports = exports || strings.Contains(flags, "x")
 			continue
 		}
 		if a.Name == nil {
 			continue
+		}
+		if !exports && c.Variant.Value != "readonly" && !strings.Contains(flags, "g") {
+			r.localize(a.Name.Value)
+		}
+		switch {
+		case strings.ContainsAny(flags, "nulA"): // another name, other letters, or keys
+			r.undecided(a.Name.Value, r.at(a))
+			if strings.Contains(flags, "n") && a.Value != nil && syntax.ValidName(a.Value.Lit()) {
+				r.undecided(a.Value.Lit(), r.at(a))
+			}
+			continue
+		case strings.Contains(flags, "i"):
+			was := r.values[a.Name.Value]
+			was.isNumber = true
+			r.values[a.Name.Value] = was
 		}
 		if !a.Naked {
 			r.assign(a)
@@ -308,9 +385,15 @@ func (r *runner) declare(c *syntax.DeclClause) {
 func (r *runner) assign(a *syntax.Assign) {
 	name := a.Name.Value
 	was := r.values[name]
-	v := variable{at: r.at(a), exported: was.exported}
+	v := variable{at: r.at(a), exported: was.exported, isNumber: was.isNumber}
+	isIndexed := func(e *syntax.ArrayElem) bool { return e.Index != nil }
 	switch {
-	case a.Index != nil: // of one element
+	case a.Index != nil || a.Array != nil && slices.ContainsFunc(a.Array.Elems, isIndexed): // of one element
+		r.undecided(name, r.at(a))
+		return
+	case a.Append && r.open[name]:
+		return
+	case v.isNumber && (a.Append || !isNumber(r.value(a.Value).Text)):
 		r.undecided(name, r.at(a))
 		return
 	case a.Array != nil:
@@ -355,12 +438,9 @@ func (r *runner) call(c *syntax.CallExpr) {
 	if len(words) == 0 {
 		return
 	}
+	r.node = c
 	if f, is := r.functions[words[0].Text]; is {
-		inner := *r
-		inner.file, inner.text, inner.shift, inner.inner = f.file, f.text, f.shift, f.inner
-		inner.arguments = words[1:]
-		inner.statement(f.body)
-		r.steps, r.when = inner.steps, inner.when
+		r.status = r.invoke(f, words[1:])
 		return
 	}
 	r.command(words, own)
@@ -373,13 +453,16 @@ func (r *runner) command(words []Word, own []setting) {
 		r.within(Word{Text: joined(words[1:]), At: words[0].At}, nil, own)
 		return
 	case "read", "mapfile", "readarray", "unset":
-		for _, w := range words[1:] {
-			if _, is := r.values[w.Text]; is && !strings.HasPrefix(w.Text, "-") {
-				r.forget(w.Text)
-			}
-		}
+		r.unset(words)
 		return
 	case "set":
+		r.options(words[1:])
+		return
+	case "shift":
+		r.shifts(words)
+		return
+	case "break", "continue", "return", "exit":
+		r.leaves(words)
 		return
 	case "source", ".":
 		r.sourced(words, own)
@@ -396,19 +479,75 @@ func (r *runner) command(words []Word, own []setting) {
 			continue
 		}
 		for j := i + 1; j+1 < len(words) && strings.HasPrefix(words[j].Text, "-"); j++ {
-			if isFlag(words[j]) && r.within(words[j+1], words[:i], own) {
+			if !isFlag(words[j]) {
+				continue
+			}
+			isScript := false
+			r.apart(func() { isScript = r.within(words[j+1], words[:i], own) })
+			if isScript {
 				return
 			}
 		}
 	}
-	if r.quiet {
+	if r.quiet && r.kept[r.node] {
 		return
+	}
+	if r.kept != nil {
+		r.kept[r.node] = true
 	}
 	r.steps -= len(words)
 	r.when++
 	full := shown(slices.Concat(r.prefix, words))
 	r.out.Commands = append(r.out.Commands, &Command{Words: full, Unsure: strings.Join(r.unsure, ", "),
 		Often: r.often, own: append(slices.Clip(r.before), own...), script: r.out, when: r.when})
+	r.leaves(words) // exec
+}
+
+// unset follows unset, and read from an input that the script does not say.
+func (r *runner) unset(words []Word) {
+	for _, w := range words[1:] {
+		name, _, isElement := strings.Cut(w.Text, "[")
+		switch {
+		case !syntax.ValidName(name):
+		case words[0].Text != "unset" || isElement:
+			r.undecided(name, w.At)
+		default:
+			r.forget(name)
+			delete(r.open, name)
+		}
+	}
+}
+
+// options follows set: with words behind -- these are the arguments, and -a exports all variables from there on.
+func (r *runner) options(words []Word) {
+	for i, w := range words {
+		switch {
+		case w.Text == "--":
+			r.arguments = words[i+1:]
+			return
+		case w.Text == "-a" || w.Text == "allexport" && i > 0 && words[i-1].Text == "-o":
+			r.exportAll = true
+		case w.Text == "+a" || w.Text == "+o":
+			r.exportAll = false
+		case !strings.HasPrefix(w.Text, "-") && !strings.HasPrefix(w.Text, "+") && i == 0:
+			r.arguments = words
+			return
+		}
+	}
+}
+
+// shifts follows shift.
+func (r *runner) shifts(words []Word) {
+	n := 1
+	if len(words) > 1 {
+		var err error
+		if n, err = strconv.Atoi(words[1].Text); err != nil {
+			return
+		}
+	}
+	if n >= 0 && n <= len(r.arguments) {
+		r.arguments = r.arguments[n:]
+	}
 }
 
 // printsTo follows printf -v NAME FORMAT WORD...
@@ -434,9 +573,10 @@ func (r *runner) sourced(words []Word, own []setting) {
 		return
 	}
 	s := Sourced{Name: words[1].Text, At: words[0].At}
-	if r.open != nil && len(words[1].Unknown) == 0 {
-		if text, found, err := r.open(words[1].Text); err == nil && !slices.Contains(r.around, found) {
+	if r.opener != nil && len(words[1].Unknown) == 0 {
+		if text, found, err := r.opener(words[1].Text); err == nil && !slices.Contains(r.around, found) {
 			inner := *r
+			inner.level++
 			inner.file, inner.around = found, append(slices.Clip(r.around), found)
 			if len(words) > 2 {
 				inner.arguments = words[2:]
@@ -445,6 +585,9 @@ func (r *runner) sourced(words []Word, own []setting) {
 				s.Path = found
 			}
 			r.steps, r.when = inner.steps, inner.when
+			if r.flow.way == returns {
+				r.flow.way = goesOn
+			}
 		}
 	}
 	s.Name = fromBlanks.Replace(s.Name)
@@ -462,6 +605,7 @@ func (r *runner) within(text Word, prefix []Word, own []setting) bool {
 	inner.prefix = append(slices.Clip(r.prefix), prefix...)
 	inner.before = append(slices.Clip(r.before), own...)
 	inner.run(parsed.Stmts)
+	r.arguments, r.exportAll = inner.arguments, inner.exportAll
 	r.steps, r.when = inner.steps, inner.when
 	return true
 }
@@ -472,30 +616,6 @@ func joined(words []Word) string {
 		texts = append(texts, w.Text)
 	}
 	return strings.Join(texts, " ")
-}
-
-// reads follows read NAME <<EOF, which many scripts write a long command with. It is false for other statements.
-func (r *runner) reads(s *syntax.Stmt) bool {
-	c, isCall := s.Cmd.(*syntax.CallExpr)
-	if !isCall || len(c.Args) < 2 || c.Args[0].Lit() != "read" || len(s.Redirs) != 1 {
-		return false
-	}
-	name := c.Args[len(c.Args)-1].Lit()
-	d := s.Redirs[0]
-	if !syntax.ValidName(name) {
-		return false
-	}
-	switch d.Op {
-	case syntax.Hdoc, syntax.DashHdoc:
-		value := r.document(d.Hdoc)
-		value.Text = strings.TrimSpace(value.Text)
-		r.set(name, variable{word: value, at: r.at(c)})
-	case syntax.WordHdoc:
-		r.set(name, variable{word: r.value(d.Word), at: r.at(c)})
-	default:
-		return false
-	}
-	return true
 }
 
 // redirect keeps the files that a statement writes: cat > file <<EOF.

@@ -75,8 +75,23 @@ type Opener func(name string) (text []byte, path string, err error)
 
 // Undecided is a variable whose value depends on a condition that only a run can tell.
 type Undecided struct {
-	Name string
-	At   int64
+	Name      string
+	At        int64
+	Condition string   // as it is written; "" for a variable that a command sets, such as read
+	Values    []string // that the ways of the condition give it
+}
+
+// Decided returns the variable that a word depends on and that only a run can tell, or nil.
+func (s *Script) Decided(w Word) *Undecided {
+	for _, unknown := range w.Unknown {
+		for i := range s.Undecided {
+			if m := variableText.FindStringSubmatch(unknown); m != nil && m[1]+m[2] == s.Undecided[i].Name ||
+				strings.HasPrefix(unknown, "${"+s.Undecided[i].Name+"[") {
+				return &s.Undecided[i]
+			}
+		}
+	}
+	return nil
 }
 
 // Variable returns the value of a variable of the environment of a command, the offset of its name, and whether it is
@@ -142,7 +157,7 @@ func Read(file string, text []byte, variables map[string]Word, open Opener) (*Sc
 		return nil, &fault.Input{Where: fault.Position{File: file}, What: "this is no script that Bash reads", Err: err}
 	}
 	r := newRunner(string(text), variables)
-	r.file, r.open, r.around = file, open, []string{path.Clean(file)}
+	r.file, r.opener, r.around = file, open, []string{path.Clean(file)}
 	r.run(parsed.Stmts)
 	return r.finish(file)
 }
@@ -156,6 +171,7 @@ func ReadWords(file string, words []Word, variables map[string]Word) (*Script, e
 
 func newRunner(text string, variables map[string]Word) *runner {
 	r := &runner{text: text, values: map[string]variable{}, functions: map[string]function{}, steps: mostSteps,
+		flow: &flow{}, open: map[string]bool{},
 		outputs: map[*syntax.CmdSubst]string{},
 		out:     &Script{Lists: map[string][]Word{}, Written: map[string]string{}, settings: map[string][]setting{}}}
 	for name, value := range variables {

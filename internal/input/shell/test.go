@@ -1,9 +1,11 @@
 package shell
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"mvdan.cc/sh/v3/expand"
 	"mvdan.cc/sh/v3/pattern"
@@ -57,7 +59,7 @@ func (r *runner) condition(s *syntax.Stmt) answer {
 	case *syntax.TestClause:
 		holds = r.expression(c.X)
 	case *syntax.ArithmCmd:
-		holds = r.nonzero(c.X)
+		holds = r.calculates(c.X, c)
 	case *syntax.BinaryCmd:
 		if c.Op != syntax.AndStmt && c.Op != syntax.OrStmt {
 			r.statement(s)
@@ -98,6 +100,11 @@ func (r *runner) tested(s *syntax.Stmt, c *syntax.CallExpr) answer {
 	if len(c.Args) > 0 {
 		name = c.Args[0].Lit()
 	}
+	if len(c.Args) == 1 && name == "" { // if $DEBUG
+		if text, known := r.known(c.Args[0]); known {
+			name = text
+		}
+	}
 	switch name {
 	case "[", "test":
 		words := c.Args[1:]
@@ -110,7 +117,11 @@ func (r *runner) tested(s *syntax.Stmt, c *syntax.CallExpr) answer {
 	case "false":
 		return no
 	}
+	r.status = unsure
 	r.statement(s)
+	if _, is := r.functions[name]; is {
+		return r.status
+	}
 	return unsure
 }
 
@@ -139,7 +150,16 @@ func (r *runner) operands(list []*syntax.Word) answer {
 	case 2:
 		return r.unary(list[0].Lit(), list[1])
 	case 3:
-		return r.binary(list[0], list[1].Lit(), list[2])
+		operator := list[1].Lit()
+		if operator == "=" || operator == "==" || operator == "!=" { // no pattern
+			a, known := r.known(list[0])
+			b, both := r.known(list[2])
+			if !known || !both {
+				return unsure
+			}
+			return isTrue((a == b) == (operator != "!="))
+		}
+		return r.binary(list[0], operator, list[2], "")
 	}
 	return unsure
 }
@@ -168,7 +188,7 @@ func (r *runner) expression(x syntax.TestExpr) answer {
 		a, isWord := x.X.(*syntax.Word)
 		b, areWords := x.Y.(*syntax.Word)
 		if isWord && areWords {
-			return r.binary(a, x.Op.String(), b)
+			return r.binary(a, x.Op.String(), b, "0")
 		}
 	}
 	return unsure
@@ -190,8 +210,8 @@ func (r *runner) unary(operator string, w *syntax.Word) answer {
 	return unsure
 }
 
-// binary evaluates a test of two words.
-func (r *runner) binary(x *syntax.Word, operator string, y *syntax.Word) answer {
+// binary evaluates a test of two words. Empty words are a number between [[ and ]], and none between [ and ].
+func (r *runner) binary(x *syntax.Word, operator string, y *syntax.Word, empty string) answer {
 	a, known := r.known(x)
 	if operator == "=" || operator == "==" || operator == "!=" {
 		matches := r.matches(a, y)
@@ -207,9 +227,15 @@ func (r *runner) binary(x *syntax.Word, operator string, y *syntax.Word) answer 
 	if !known || !both {
 		return unsure
 	}
-	m, err := strconv.ParseInt(a, 10, 64)
-	n, err2 := strconv.ParseInt(b, 10, 64)
+	m, err := strconv.ParseInt(r.number(a, empty), 10, 64)
+	n, err2 := strconv.ParseInt(r.number(b, empty), 10, 64)
 	numbers := err == nil && err2 == nil
+	switch operator {
+	case "-eq", "-ne", "-gt", "-ge", "-lt", "-le":
+		if !numbers && empty != "" {
+			return unsure // arithmetic
+		}
+	}
 	switch operator {
 	case "-eq":
 		return isTrue(numbers && m == n)
@@ -233,6 +259,16 @@ func (r *runner) binary(x *syntax.Word, operator string, y *syntax.Word) answer 
 		}
 	}
 	return unsure
+}
+
+// number returns the text of a number that a test compares. Between [[ and ]] it may be the name of a variable, which
+// counts as 0 without a value.
+func (r *runner) number(text, empty string) string {
+	text = cmp.Or(strings.TrimSpace(text), empty)
+	if empty == "" || !syntax.ValidName(text) || r.open[text] {
+		return text
+	}
+	return cmp.Or(strings.TrimSpace(r.Get(text).Str), empty)
 }
 
 // matches reports whether a text matches a pattern of Bash.
@@ -321,6 +357,7 @@ func (r *runner) choose(c *syntax.IfClause) {
 func (r *runner) cases(c *syntax.CaseClause) {
 	text, known := r.known(c.Word)
 	var open []*syntax.CaseItem
+	through := false
 	for _, item := range c.Items {
 		holds := no
 		for _, p := range item.Patterns {
@@ -328,9 +365,12 @@ func (r *runner) cases(c *syntax.CaseClause) {
 				holds = holds.not().and(r.matches(text, p).not()).not()
 			}
 		}
-		if holds == yes && len(open) == 0 {
+		if (holds == yes || through) && len(open) == 0 {
 			r.run(item.Stmts)
-			return
+			if through = item.Op == syntax.Fallthrough; !through && item.Op != syntax.Resume {
+				return
+			}
+			continue
 		}
 		if holds != no || !known {
 			open = append(open, item)

@@ -131,6 +131,9 @@ func (o Offload) CheckChoices() error {
 	return nil
 }
 
+// mostTenants is more than any host holds. The bytes of as many tenants are a number that programs can have.
+const mostTenants = 1_000_000
+
 func (o Offload) decide(j *Job) (*StateOffload, error) {
 	s := &StateOffload{Moments: dtype.F32, Settings: roads.Settings{Whole: o.Mode == "whole",
 		ChunkBytes: cmp.Or(o.Chunk, roads.DefaultChunk), Fraction: cmp.Or(o.Fraction, 1), Recovery: !o.NoRecovery}}
@@ -144,6 +147,8 @@ func (o Offload) decide(j *Job) (*StateOffload, error) {
 	switch {
 	case o.Tenants < 0:
 		return nil, fault.Inputf("--tenants is %d, expected 1 or more", o.Tenants)
+	case o.Tenants > mostTenants:
+		return nil, fault.Inputf("--tenants is %d, expected at most %d", o.Tenants, mostTenants)
 	case o.Tenants > 1 && o.Tier.Disks > 0:
 		return nil, fault.Inputf("--tenants is given, and --tier: tenants that leave the memory become " +
 			"checkpoints").
@@ -200,13 +205,17 @@ func (j *Job) refuseOffload() error {
 		return nil
 	}
 	stored := j.stored()
+	flag, wrapper := "--offload states", "StateOffload wraps one of torch"
+	if o.Rest == InService {
+		flag, wrapper = "--optimizer "+ServiceOptimizer, "plimsoll.torch.AdamW is one of the trainer"
+	}
 	return refuse(
 		contradiction{j.OnCPU, "the states are to rest on the host, but the job has no GPU that they could leave",
-			"leave --offload or --cpu out"},
-		contradiction{j.DeepSpeed != nil, "DeepSpeed makes the optimizer of its engine itself, but StateOffload " +
-			"wraps one of torch", "leave DeepSpeed or --offload states out"},
+			"leave " + flag + " or --cpu out"},
+		contradiction{j.DeepSpeed != nil, "DeepSpeed makes the optimizer of its engine itself, but " + wrapper,
+			"leave " + flag + " out for DeepSpeed's own offload, or shard by --fsdp 2 instead"},
 		contradiction{j.FSDP != nil && j.FSDP.OffloadParameters, "FSDP has its shards on the host and updates them " +
-			"there: no states are on the GPU", "leave --fsdp-offload or --offload states out"},
+			"there: no states are on the GPU", "leave --fsdp-offload or " + flag + " out"},
 		contradiction{j.Optimizer.Managed, fmt.Sprintf("%s keeps its states in CUDA's managed memory, which "+
 			"the driver moves", j.Optimizer.Name), "use the optimizer without paging"},
 		contradiction{j.StepsInBackward, "the optimizer steps in the backward pass",

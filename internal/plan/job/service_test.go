@@ -17,13 +17,14 @@ func TestTierIsRefused(t *testing.T) {
 		offload   job.Offload
 		want      string
 	}{
-		"another optimizer":       {"adamw", job.Offload{Tier: disk}, "--tier says where the optimizer service"},
-		"states that come and go": {"adamw", job.Offload{What: job.OffloadStates, Tier: disk}, "--tier says where"},
-		"no tier":                 {"plimsoll", job.Offload{Tier: job.Tier{Memory: 1}}, "there is no --tier"},
-		"tenants of another":      {"adamw", job.Offload{Tenants: 2}, "--tenants counts states of the optimizer"},
-		"tenants on disks":        {"plimsoll", job.Offload{Tenants: 2, Tier: disk}, "--tenants is given, and --tier"},
-		"fewer than none":         {"plimsoll", job.Offload{Tenants: -1}, "--tenants is -1"},
-		"a service that offloads": {"plimsoll", job.Offload{What: job.OffloadStates}, "both say where"},
+		"another optimizer":        {"adamw", job.Offload{Tier: disk}, "--tier says where the optimizer service"},
+		"states that come and go":  {"adamw", job.Offload{What: job.OffloadStates, Tier: disk}, "--tier says where"},
+		"no tier":                  {"plimsoll", job.Offload{Tier: job.Tier{Memory: 1}}, "there is no --tier"},
+		"tenants of another":       {"adamw", job.Offload{Tenants: 2}, "--tenants counts states of the optimizer"},
+		"tenants on disks":         {"plimsoll", job.Offload{Tenants: 2, Tier: disk}, "--tenants is given, and --tier"},
+		"fewer than none":          {"plimsoll", job.Offload{Tenants: -1}, "--tenants is -1"},
+		"more than any host holds": {"plimsoll", job.Offload{Tenants: 1 << 40}, "expected at most 1000000"},
+		"a service that offloads":  {"plimsoll", job.Offload{What: job.OffloadStates}, "both say where"},
 	} {
 		q.Optimizer, q.Offload = test.optimizer, test.offload
 		_, err := q.Resolve()

@@ -23,7 +23,7 @@ var Kind = &recipe.Kind{Name: "LLaMA-Factory configuration", Flag: recipe.Config
 		recipe.OptimizerName:         recipe.TrainerKeys[recipe.OptimizerName],
 		recipe.Liger:                 {Path: "enable_liger_kernel"}},
 	LaunchVariables: []string{"NPROC_PER_NODE", "NNODES"},
-	ConfigIn:        "1", EveryDevice: true, Forced: "FORCE_TORCHRUN",
+	ConfigIn:        "1", EveryDevice: true, Forced: "FORCE_TORCHRUN", Abbreviates: true,
 	Commands: map[string]string{"llamafactory-cli train": "llamafactory_train", "lmf train": "llamafactory_train",
 		"src/train.py": "llamafactory_train", "src/train_bash.py": "llamafactory_train",
 		"llamafactory/launcher.py": "llamafactory_train"}}

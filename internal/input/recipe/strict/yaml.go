@@ -175,6 +175,8 @@ func (p *yamlParser) fromYAML(n *yaml.Node) (*Value, error) {
 		if n.Style == 0 {
 			if v.Kind = bareKind(n.Value); v.Kind == '0' {
 				v.Text = strings.ReplaceAll(v.Text, "_", "")
+			} else if whole, is := otherBase(n.Value); is {
+				v.Kind, v.Text = '0', strconv.FormatInt(whole, 10)
 			}
 		}
 	}
@@ -240,4 +242,30 @@ func bareKind(word string) jsontext.Kind {
 		return '0'
 	}
 	return '"'
+}
+
+// yamlOther matches whole numbers of YAML 1.1 that are not decimal: in base 2, 8 and 16, and in base 60 with colons.
+var yamlOther = lazyregexp.New(`^[-+]?(?:0b[01_]+|0[0-7_]+|0x[0-9a-fA-F_]+|[1-9][0-9_]*(?::[0-5]?[0-9])+)$`)
+
+// otherBase returns the value of a whole number that is not decimal, as PyYAML reads it: 010 is 8, and 1:30 is 90.
+func otherBase(word string) (whole int64, is bool) {
+	if !yamlOther.MatchString(word) {
+		return 0, false
+	}
+	digits := strings.ReplaceAll(strings.TrimLeft(word, "-+"), "_", "")
+	for part := range strings.SplitSeq(digits, ":") {
+		base := 0 // as the prefix says
+		if strings.Contains(digits, ":") {
+			base = 10
+		}
+		n, err := strconv.ParseInt(part, base, 64)
+		if err != nil || whole > 1<<40 {
+			return 0, false
+		}
+		whole = whole*60 + n
+	}
+	if strings.HasPrefix(word, "-") {
+		whole = -whole
+	}
+	return whole, true
 }

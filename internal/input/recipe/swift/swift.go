@@ -18,7 +18,7 @@ var Kind = &recipe.Kind{Name: "ms-swift configuration", Flag: recipe.ConfigFlag,
 	Marks: `train_type tuner_type tuner_backend sft_type rlhf_type split_dataset_ratio attn_impl swift_sft
 		swift_rlhf`,
 	LaunchVariables: []string{"NPROC_PER_NODE", "NNODES"},
-	ConfigIn:        "config", Spreads: true, // is_mp in swift/utils/env.py
+	ConfigIn:        "config", Abbreviates: true, Spreads: true, // is_mp in swift/utils/env.py
 	Commands: map[string]string{"swift sft": "swift_sft", "swift pt": "swift_sft", "swift/cli/sft.py": "swift_sft",
 		"swift/cli/pt.py": "swift_sft", "swift rlhf": "swift_rlhf", "swift/cli/rlhf.py": "swift_rlhf"}}
 

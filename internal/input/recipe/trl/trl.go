@@ -18,7 +18,7 @@ var Kind = &recipe.Kind{Name: "configuration of a training script, such as TRL's
 	Marks: `trl_sft trl_dpo trl_kto trl_reward trl_grpo trl_rloo model_name_or_path dataset_name dataset_mixture
 		dataset_mixer use_peft lora_r+learning_rate lora_r+per_device_train_batch_size lora_r+num_train_epochs lora_r+output_dir`,
 	Python:   fromPython,
-	ConfigIn: "config", EveryDevice: true, ByAccelerate: true,
+	ConfigIn: "config", EveryDevice: true, ByAccelerate: true, Abbreviates: true,
 	Commands: map[string]string{"trl sft": "trl_sft", "trl dpo": "trl_dpo", "trl kto": "trl_kto",
 		"trl reward": "trl_reward", "sft.py": "trl_sft", "dpo.py": "trl_dpo", "kto.py": "trl_kto",
 		"run_sft.py": "trl_sft", "run_dpo.py": "trl_dpo", "trl grpo": "trl_grpo", "trl rloo": "trl_rloo",
