@@ -687,6 +687,7 @@ func (s *Shard) Restore() (found bool, err error) {
 	if !ok {
 		return false, nil
 	}
+	s.restoring.Store(true)
 	s.tier.store.Adopt()
 	s.forgetBegun(steps)
 	own := s.own.after(s.finished.Load())
@@ -702,7 +703,11 @@ func (s *Shard) Restore() (found bool, err error) {
 			copy(l.state.Bytes(s.config.parameterRole()), l.parts[tier.Parameters])
 		}})
 	s.wait()
-	return true, s.Err()
+	if err := s.Err(); err != nil {
+		return true, err
+	}
+	s.restoring.Store(false)
+	return true, nil
 }
 
 // RollBack makes the state of the commit before the last one the state of a shard that was just restored: other shards
@@ -711,8 +716,13 @@ func (s *Shard) RollBack(steps int64) error {
 	if s.tier == nil {
 		return fmt.Errorf("step %d: without a tier there is no state before the last one", steps)
 	}
-	if err := s.tier.store.RollBack(steps); err != nil {
+	if err := s.tier.store.MayRollBack(steps); err != nil {
 		return err
+	}
+	s.restoring.Store(true) // from here on the files say which state counts, not the memory
+	if err := s.tier.store.RollBack(); err != nil {
+		s.failTier(err)
+		return s.Err()
 	}
 	_, err := s.Restore()
 	return err

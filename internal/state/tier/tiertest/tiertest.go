@@ -105,12 +105,13 @@ func (d *Disk) Reboot(random *rand.Rand) *Disk {
 		}
 		return copies[i]
 	}
-	paths := slices.Sorted(maps.Keys(d.names))
+	paths := slices.Collect(maps.Keys(d.names))
 	for path := range d.safe {
 		if d.names[path] == nil {
 			paths = append(paths, path)
 		}
 	}
+	slices.Sort(paths) // one seed is one disk
 	for _, path := range paths {
 		found := d.safe[path]
 		if random.Float64() < keep {
