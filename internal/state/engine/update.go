@@ -154,7 +154,9 @@ func (s *Shard) Finish() bool {
 	for _, slot := range s.slots {
 		s.resume(slot)
 	}
-	s.writeHeld()
+	if s.writeHeld(); s.Err() != nil {
+		return false // the files lack what a lane holds
+	}
 	left := int64(0)
 	for unit := range s.done {
 		if !s.isDone(unit) {

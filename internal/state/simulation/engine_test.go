@@ -178,12 +178,12 @@ func wrong(format string, values ...any) error {
 // config returns the configuration of a rank's shard in this life.
 func (r *rank) config() engine.ShardConfig {
 	j := r.job
-	workers := 1
+	count := 1
 	if j.finely {
-		workers = 1 + (j.lives+r.number)%3
+		count = 1 + (j.lives+r.number)%3
 	}
 	available := kernel.Available()
-	c := engine.ShardConfig{Rank: r.number, Layout: j.serial.layout, CPUs: cpus(workers), Journal: true, Sums: j.sums,
+	c := engine.ShardConfig{Rank: r.number, Layout: j.serial.layout, CPUs: workers(count), Journal: true, Sums: j.sums,
 		Kernel: available[(int(j.seed)+j.lives)%len(available)], Pages: arena.BasePages}
 	if j.chunks {
 		life := j.life
@@ -428,6 +428,9 @@ func (r *rank) bringGradients(step int64) error {
 		if err := r.shard.Accumulate(part.First, all.Slice(int(part.First), int(part.End()))); err != nil {
 			return err
 		}
+	}
+	if err := r.shard.Err(); err != nil {
+		return err
 	}
 	if !j.life.over.Load() && !bytes.Equal(gradients.Bytes(), j.serial.gradients[step]) {
 		return wrong("the gradients of step %d are others than were accumulated", step)

@@ -6,9 +6,8 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
-
-	"golang.org/x/sys/unix"
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/ledger"
@@ -72,7 +71,7 @@ func (m *model) run() *serial {
 		panic(err)
 	}
 	s := &serial{layout: layout, gradients: make([][]byte, mostSteps+2)}
-	x, err := engine.NewShard(engine.ShardConfig{Layout: layout, CPUs: cpus(1), Kernel: kernel.Generic})
+	x, err := engine.NewShard(engine.ShardConfig{Layout: layout, CPUs: workers(1), Kernel: kernel.Generic})
 	if err != nil {
 		panic(err)
 	}
@@ -156,25 +155,5 @@ func (m *model) optimizer(rate float64) optim.Optimizer {
 	return a
 }
 
-// cpus returns a CPU that this process may use, for each of some workers.
-func cpus(workers int) []int {
-	cpu := usable()
-	list := make([]int, workers)
-	for i := range list {
-		list[i] = cpu
-	}
-	return list
-}
-
-var usable = sync.OnceValue(func() int {
-	mask := unix.NewCPUSet(8192)
-	if err := unix.SchedGetaffinityDynamic(0, mask); err != nil {
-		panic(err)
-	}
-	for cpu := range 8192 {
-		if mask.IsSet(cpu) {
-			return cpu
-		}
-	}
-	panic("this process may use no CPU")
-})
+// workers returns the CPUs of some workers, which are bound to none.
+func workers(count int) []int { return slices.Repeat([]int{engine.Unbound}, count) }

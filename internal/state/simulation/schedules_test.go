@@ -27,6 +27,7 @@ func TestSchedules(t *testing.T) {
 		m.serial()
 	}
 	covered := map[string]int{}
+	defer inOrder()()
 	if *seedFlag >= 0 {
 		trace, err := schedule(t, uint64(*seedFlag), true, covered)
 		t.Logf("seed %d:\n%s", *seedFlag, strings.Join(trace, "\n"))
@@ -55,6 +56,7 @@ func TestSchedules(t *testing.T) {
 
 // TestSeedsAreSchedules: the same seed is the same schedule, call by call.
 func TestSeedsAreSchedules(t *testing.T) {
+	defer inOrder()()
 	for seed := range uint64(3000) {
 		first, _ := schedule(t, seed, true, map[string]int{})
 		again, _ := schedule(t, seed, true, map[string]int{})
@@ -70,11 +72,24 @@ func TestSeedsAreSchedules(t *testing.T) {
 	}
 }
 
+// inOrder has goroutines that become ready together run in that order, until the function that it returns is called:
+// one at a time, and no garbage collection comes between them.
+func inOrder() (undo func()) {
+	processors, percent := runtime.GOMAXPROCS(1), debug.SetGCPercent(-1)
+	return func() {
+		runtime.GOMAXPROCS(processors)
+		debug.SetGCPercent(percent)
+	}
+}
+
+// collected is how many schedules run between collections of garbage.
+const collected = 64
+
 // schedule runs the schedule of a seed, in a bubble of its own.
 func schedule(t *testing.T, seed uint64, tracing bool, covered map[string]int) (trace []string, err error) {
-	// Goroutines that become ready together run in that order.
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	if seed%collected == 0 {
+		runtime.GC()
+	}
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(seed, tracing, covered)
 		defer func() {

@@ -180,6 +180,9 @@ func (s *Store) openIndex(disk Disk, suits func(label []byte) error) error {
 		return err
 	}
 	s.index = file
+	if err := s.settleIndex(disk); err != nil {
+		return err
+	}
 	block := aligned(Block)
 	if err := readAll(file, block, 0); err != nil {
 		return err
@@ -211,6 +214,15 @@ func (s *Store) openIndex(disk Disk, suits func(label []byte) error) error {
 			s.layout.indexBytes())
 	}
 	return s.readAreas()
+}
+
+// settleIndex brings the index and its name to the disk. A process may have been killed after it had written them, and
+// before it had done that: what is read here would not outlive a loss of power, and yet it is told to others.
+func (s *Store) settleIndex(disk Disk) error {
+	if err := s.index.Sync(); err != nil {
+		return fmt.Errorf("bringing it to the disk: %w", err)
+	}
+	return disk.SyncFolder(s.plan.Folders[0])
 }
 
 // readAreas reads both areas, and keeps the later one in memory.
