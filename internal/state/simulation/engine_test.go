@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"slices"
 	"time"
 	"unsafe"
@@ -127,7 +128,7 @@ func (j *job) live() {
 		case *checked.Damage:
 			j.note(fmt.Errorf("%w: %w", engine.ErrDamaged, cause))
 		default:
-			panic(cause)
+			j.failure = wrong("panic: %v\n%s", cause, debug.Stack())
 		}
 	}()
 	target := min(mostSteps, max(0, j.ranks[0].acked)+1+int64(j.random.IntN(4)))
@@ -280,6 +281,9 @@ func (r *rank) attach() error {
 		}
 		r.arrive()
 		r.shard.Wait()
+		if err := r.shard.Err(); err != nil {
+			return err
+		}
 	}
 	return r.check(true)
 }
