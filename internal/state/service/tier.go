@@ -17,6 +17,14 @@ import (
 type Tier struct {
 	Folders []string // one on each disk
 	Memory  ledger.Bytes
+	Disk    tier.Disk // nil: the file systems of this host
+}
+
+func (t Tier) disk() tier.Disk {
+	if t.Disk == nil {
+		return tier.HostDisk{}
+	}
+	return t.Disk
 }
 
 // isOn reports whether there is a tier.
@@ -29,7 +37,7 @@ func (t Tier) tierOf(d *protocol.Document, lanes int) (*engine.Tier, error) {
 		return nil, err
 	}
 	return &engine.Tier{
-		Disk: tier.HostDisk{}, Folders: t.Folders, Name: fmt.Sprintf("rank%05d-%s", d.Rank, d.SessionPart()),
+		Disk: t.disk(), Folders: t.Folders, Name: fmt.Sprintf("rank%05d-%s", d.Rank, d.SessionPart()),
 		Label: label, Lanes: lanes, Suits: func(label []byte) error { return suits(d, label) },
 	}, nil
 }

@@ -15,9 +15,12 @@ type disk struct{ *tiertest.Disk }
 
 // handle is a disk as one process sees it: every call waits for the scheduler.
 type handle struct {
-	life *life
+	life passer
 	disk *disk
 }
+
+// passer lets a call go on, or has it fail.
+type passer interface{ pass(c *call) error }
 
 func (h handle) pass(kind kind, what string) error { return h.life.pass(&call{kind: kind, what: what}) }
 
@@ -63,7 +66,7 @@ func (h handle) Room(folder string) (ledger.Bytes, uint64, error) { return h.dis
 // opened is an open file of a process.
 type opened struct {
 	tier.File
-	life *life
+	life passer
 }
 
 func (f opened) ReadAt(p []byte, offset int64) (int, error) {

@@ -89,9 +89,9 @@ func (j *job) run() error {
 		}
 		j.life = &life{world: j.world, fault: f, where: j.whereIs, phase: "starting"}
 		j.logf("life %d", j.lives)
-		current.Store(j.life)
+		end := watch(j.life.beforeStore)
 		err := j.life.run(j.live)
-		current.Store(nil)
+		end()
 		j.failure = errors.Join(j.failure, err, j.end())
 		if f.kind == noFault && !j.life.over.Load() {
 			break

@@ -3,9 +3,13 @@
 package simulation
 
 import (
+	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
+	"os"
+	"plimsoll/internal/state/service"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -102,4 +106,86 @@ func schedule(t *testing.T, seed uint64, tracing bool, covered map[string]int) (
 		err = newJob(w).run()
 	})
 	return trace, err
+}
+
+// TestServiceSchedules runs schedules of a service with its keeper and its clients.
+func TestServiceSchedules(t *testing.T) {
+	covered := map[string]int{}
+	folder, err := os.MkdirTemp("", "plimsoll-simulation-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(folder)
+	serial := undisturbed(t, folder)
+	if *seedFlag >= 0 {
+		trace, err := serviceSchedule(uint64(*seedFlag), folder, serial, true, covered)
+		t.Logf("seed %d:\n%s", *seedFlag, strings.Join(trace, "\n"))
+		if err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	count := *schedulesFlag
+	if count == 0 {
+		count = 200
+	}
+	began := time.Now()
+	for seed := *firstFlag; seed < *firstFlag+uint64(count); seed++ {
+		if _, err := serviceSchedule(seed, folder, serial, false, covered); err != nil {
+			trace, again := serviceSchedule(seed, folder, serial, true, covered)
+			t.Errorf("seed %d: %v\nonce more: %v\n%s", seed, err, again, strings.Join(trace, "\n"))
+			break
+		}
+	}
+	t.Logf("%d schedules in %v", count, time.Since(began))
+	for _, key := range slices.Sorted(maps.Keys(covered)) {
+		t.Logf("%-60s %d", key, covered[key])
+	}
+}
+
+// serviceSchedule runs the schedule of a seed.
+func serviceSchedule(seed uint64, folder string, serial [][]byte, tracing bool, covered map[string]int) ([]string, error) {
+	w := newWorld(seed, tracing, covered)
+	st, err := newStation(w, folder, serial)
+	if err == nil {
+		err = st.run()
+	}
+	return w.trace, err
+}
+
+// undisturbed returns the state after each step that a service makes without faults.
+func undisturbed(t *testing.T, folder string) (states [][]byte) {
+	w := newWorld(0, false, map[string]int{})
+	st := &station{world: w, folder: folder, finished: -1, ranks: []*trainer{{}}}
+	if err := st.startKeeper(); err != nil {
+		t.Fatal(err)
+	}
+	defer st.keeper.Close()
+	l := &serviceLife{station: st}
+	st.life = l
+	err := st.keeper.Here(func(given *service.Inherited, killed func()) error {
+		server, err := service.NewServer("simulated", given, thisHost, allForUpdates, service.Tier{}, st.logf)
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(ctx) }()
+		err = st.open(st.ranks[0])
+		for step := int64(0); err == nil && step <= mostSteps; step++ {
+			if step > 0 {
+				err = st.makeStep(step)
+			}
+			if state, failed := st.ranks[0].state(); err == nil {
+				states, err = append(states, state), failed
+			}
+		}
+		st.hangUp()
+		cancel()
+		return errors.Join(err, <-served)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return states
 }

@@ -73,15 +73,21 @@ type life struct {
 	phase    string      // what the trainer is doing
 }
 
-// current is the life that stores of numbers belong to. One schedule runs at a time in a process.
-var current atomic.Pointer[life]
+// watched is called before every store of a number. One schedule runs at a time in a process.
+var watched atomic.Pointer[func(w *checked.Word)]
 
 func init() {
 	checked.BeforeStore = func(w *checked.Word) {
-		if l := current.Load(); l != nil {
-			l.beforeStore(w)
+		if before := watched.Load(); before != nil {
+			(*before)(w)
 		}
 	}
+}
+
+// watch has a function called before every store of a number, until the function that it returns is called.
+func watch(before func(w *checked.Word)) (end func()) {
+	watched.Store(&before)
+	return func() { watched.Store(nil) }
 }
 
 // beforeStore lets the scheduler decide before a number is written: at the instant of the fault, and everywhere if
