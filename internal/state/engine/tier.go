@@ -710,8 +710,8 @@ func (s *Shard) Restore() (found bool, err error) {
 	return true, nil
 }
 
-// RollBack makes the state of the commit before the last one the state of a shard that was just restored: other shards
-// of the job had not committed the last step.
+// RollBack makes the state of the commit before the last one the state of a shard that has made no step since its files
+// were opened: other shards of the job had not committed the last step.
 func (s *Shard) RollBack(steps int64) error {
 	if s.tier == nil {
 		return fmt.Errorf("step %d: without a tier there is no state before the last one", steps)
@@ -728,8 +728,11 @@ func (s *Shard) RollBack(steps int64) error {
 	return err
 }
 
-// CanRollBack reports whether [Shard.RollBack] can go back by a step.
-func (s *Shard) CanRollBack() bool { return s.tier != nil && s.tier.store.CanRollBack() }
+// CanRollBack reports whether [Shard.RollBack] can go back by a step. A process that has attached the memory of another
+// one can, too, if the files have what the memory says.
+func (s *Shard) CanRollBack() bool {
+	return s.tier != nil && !s.isUnderway() && s.tier.store.Has(s.Steps()) && s.tier.store.CanRollBack()
+}
 
 // TierTraffic returns how many bytes this process has read from the tier, and written there.
 func (s *Shard) TierTraffic() (read, written int64) {

@@ -144,11 +144,11 @@ func (s *heldShard) restoreFromTier() error {
 }
 
 // canGoBack reports whether the state before the last step can be the session's.
-func (s *heldShard) canGoBack() bool { return s.wasOnTier && s.shard.CanRollBack() }
+func (s *heldShard) canGoBack() bool { return s.header.initialized() && s.shard.CanRollBack() }
 
 // rollBack makes the state before the last step the session's.
 func (s *heldShard) rollBack(step uint64) error {
-	if !s.wasOnTier {
+	if !s.canGoBack() {
 		return protocol.OutOfOrder.Errorf("set_step %d with flags %#x: only a state that was found on a tier can go "+
 			"back by a step, before it makes one", step, protocol.RollBack)
 	}

@@ -7,63 +7,67 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"maps"
 	"os"
-	"plimsoll/internal/state/service"
 	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
+
+	"plimsoll/internal/state/service"
 )
 
 var (
-	seedFlag      = flag.Int64("seed", -1, "run the schedule of this seed, and print what happens in it with -v")
-	schedulesFlag = flag.Int("schedules", 0, "how many schedules run")
+	seedFlag      = flag.Int64("seed", -1, "run the schedule of this seed alone; -v prints what happens in it")
+	schedulesFlag = flag.Int("schedules", 0, "how many schedules of shards run; 0: as many as a test has time for")
+	servicesFlag  = flag.Int("services", 0, "how many schedules of a service run; 0: as many as a test has time for")
+	plantedFlag   = flag.Bool("planted", false, "plant faults on purpose, and expect that schedules find them (minutes)")
 	firstFlag     = flag.Uint64("first", 1, "the first seed")
 )
 
 // TestSchedules runs schedules of shards in memory and on a tier.
 func TestSchedules(t *testing.T) {
 	for _, m := range models {
-		m.serial()
+		m.serial() // outside of any bubble
 	}
-	covered := map[string]int{}
-	defer inOrder()()
-	if *seedFlag >= 0 {
-		trace, err := schedule(t, uint64(*seedFlag), true, covered)
-		t.Logf("seed %d:\n%s", *seedFlag, strings.Join(trace, "\n"))
-		if err != nil {
-			t.Error(err)
-		}
-		return
+	suite{
+		count: *schedulesFlag, short: 1500, long: 10_000, must: mustMeet,
+		run: func(seed uint64, tracing bool, covered coverage) ([]string, error) {
+			return schedule(t, seed, tracing, covered)
+		},
+	}.test(t)
+}
+
+// TestServiceSchedules runs schedules of a service with its keeper and its clients.
+func TestServiceSchedules(t *testing.T) {
+	folder, err := os.MkdirTemp("", "plimsoll-simulation-") // a short path: a socket's may have 107 bytes
+	if err != nil {
+		t.Fatal(err)
 	}
-	count := *schedulesFlag
-	if count == 0 {
-		count = 1000
-	}
-	began := time.Now()
-	for seed := *firstFlag; seed < *firstFlag+uint64(count); seed++ {
-		if _, err := schedule(t, seed, false, covered); err != nil {
-			trace, again := schedule(t, seed, true, map[string]int{})
-			t.Errorf("seed %d: %v\nonce more: %v\n%s", seed, err, again, strings.Join(trace, "\n"))
-			break
-		}
-	}
-	t.Logf("%d schedules in %v", count, time.Since(began))
-	for _, key := range slices.Sorted(maps.Keys(covered)) {
-		t.Logf("%-60s %d", key, covered[key])
-	}
+	t.Cleanup(func() { os.RemoveAll(folder) })
+	serial := undisturbed(t, folder)
+	suite{
+		count: *servicesFlag, short: 60, long: 500, must: mustMeetService,
+		run: func(seed uint64, tracing bool, covered coverage) ([]string, error) {
+			return serviceSchedule(seed, folder, serial, tracing, covered)
+		},
+	}.test(t)
 }
 
 // TestSeedsAreSchedules: the same seed is the same schedule, call by call.
 func TestSeedsAreSchedules(t *testing.T) {
+	for _, m := range models {
+		m.serial()
+	}
 	defer inOrder()()
-	for seed := range uint64(3000) {
-		first, _ := schedule(t, seed, true, map[string]int{})
-		again, _ := schedule(t, seed, true, map[string]int{})
+	seeds := uint64(1000)
+	if testing.Short() {
+		seeds = 100
+	}
+	for seed := range seeds {
+		first, _ := schedule(t, seed, true, coverage{})
+		again, _ := schedule(t, seed, true, coverage{})
 		if !slices.Equal(first, again) {
 			at := 0
 			for at < min(len(first), len(again)) && first[at] == again[at] {
@@ -86,14 +90,8 @@ func inOrder() (undo func()) {
 	}
 }
 
-// collected is how many schedules run between collections of garbage.
-const collected = 64
-
 // schedule runs the schedule of a seed, in a bubble of its own.
-func schedule(t *testing.T, seed uint64, tracing bool, covered map[string]int) (trace []string, err error) {
-	if seed%collected == 0 {
-		runtime.GC()
-	}
+func schedule(t *testing.T, seed uint64, tracing bool, covered coverage) (trace []string, err error) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(seed, tracing, covered)
 		defer func() {
@@ -108,43 +106,8 @@ func schedule(t *testing.T, seed uint64, tracing bool, covered map[string]int) (
 	return trace, err
 }
 
-// TestServiceSchedules runs schedules of a service with its keeper and its clients.
-func TestServiceSchedules(t *testing.T) {
-	covered := map[string]int{}
-	folder, err := os.MkdirTemp("", "plimsoll-simulation-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(folder)
-	serial := undisturbed(t, folder)
-	if *seedFlag >= 0 {
-		trace, err := serviceSchedule(uint64(*seedFlag), folder, serial, true, covered)
-		t.Logf("seed %d:\n%s", *seedFlag, strings.Join(trace, "\n"))
-		if err != nil {
-			t.Error(err)
-		}
-		return
-	}
-	count := *schedulesFlag
-	if count == 0 {
-		count = 200
-	}
-	began := time.Now()
-	for seed := *firstFlag; seed < *firstFlag+uint64(count); seed++ {
-		if _, err := serviceSchedule(seed, folder, serial, false, covered); err != nil {
-			trace, again := serviceSchedule(seed, folder, serial, true, covered)
-			t.Errorf("seed %d: %v\nonce more: %v\n%s", seed, err, again, strings.Join(trace, "\n"))
-			break
-		}
-	}
-	t.Logf("%d schedules in %v", count, time.Since(began))
-	for _, key := range slices.Sorted(maps.Keys(covered)) {
-		t.Logf("%-60s %d", key, covered[key])
-	}
-}
-
 // serviceSchedule runs the schedule of a seed.
-func serviceSchedule(seed uint64, folder string, serial [][]byte, tracing bool, covered map[string]int) ([]string, error) {
+func serviceSchedule(seed uint64, folder string, serial [][]byte, tracing bool, covered coverage) ([]string, error) {
 	w := newWorld(seed, tracing, covered)
 	st, err := newStation(w, folder, serial)
 	if err == nil {
@@ -155,7 +118,8 @@ func serviceSchedule(seed uint64, folder string, serial [][]byte, tracing bool, 
 
 // undisturbed returns the state after each step that a service makes without faults.
 func undisturbed(t *testing.T, folder string) (states [][]byte) {
-	w := newWorld(0, false, map[string]int{})
+	w := newWorld(0, false, coverage{})
+	w.steady = true
 	st := &station{world: w, folder: folder, finished: -1, ranks: []*trainer{{}}}
 	if err := st.startKeeper(); err != nil {
 		t.Fatal(err)

@@ -20,7 +20,6 @@ import (
 	"plimsoll/internal/machine/binding"
 	"plimsoll/internal/machine/host"
 	"plimsoll/internal/state/checked"
-	"plimsoll/internal/state/engine"
 	"plimsoll/internal/state/service"
 	"plimsoll/internal/state/service/client"
 	"plimsoll/internal/state/service/protocol"
@@ -106,7 +105,7 @@ func (l *serviceLife) strike(c *call) error {
 		return nil
 	}
 	w.logf("%s, %s: %s", l.phase, kindNames[c.kind], l.fault.kind)
-	w.met("service: "+l.phase, c.kind, l.fault.kind)
+	w.met(l.phase, c.kind, l.fault.kind)
 	switch l.fault.kind {
 	case kill, powerLoss:
 		if c.apply != nil && w.chance(0.5) {
@@ -126,7 +125,7 @@ func (l *serviceLife) strike(c *call) error {
 	return nil
 }
 
-// memory returns what all memfds of this process hold, by inode.
+// memory returns what all arenas of ranks hold, by inode.
 func memory() map[uint64][]byte {
 	images := map[uint64][]byte{}
 	entries, err := os.ReadDir("/proc/self/fd")
@@ -137,7 +136,7 @@ func memory() map[uint64][]byte {
 		path := filepath.Join("/proc/self/fd", e.Name())
 		target, _ := os.Readlink(path)
 		var stat unix.Stat_t
-		if !strings.HasPrefix(target, "/memfd:plimsoll/") || unix.Stat(path, &stat) != nil || images[stat.Ino] != nil {
+		if !strings.HasPrefix(target, "/memfd:plimsoll/rank") || unix.Stat(path, &stat) != nil || images[stat.Ino] != nil {
 			continue
 		}
 		if image, err := os.ReadFile(path); err == nil {
@@ -251,11 +250,8 @@ func (st *station) liveOnce(f fault) error {
 		}
 		return st.startKeeper()
 	}
-	return st.resume()
+	return nil
 }
-
-// resume gives the state of a service that has ended in order back to its keeper: it never ended.
-func (st *station) resume() error { return nil }
 
 func number(of bool) int {
 	if of {
@@ -544,5 +540,3 @@ var thisHost = func() func() (*host.Host, error) {
 }()
 
 func allForUpdates(*host.Host, int) binding.TrainerShare { return binding.TrainerShare{} }
-
-var _ = engine.ErrDamaged

@@ -125,6 +125,27 @@ func (d *Disk) Reboot(random *rand.Rand) *Disk {
 	return after
 }
 
+// Copy returns the disk as it is: what was not brought to it may still be lost.
+func (d *Disk) Copy() *Disk {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	same, copies := New(), map[*inode]*inode{}
+	same.Free = d.Free
+	of := func(i *inode) *inode {
+		if copies[i] == nil {
+			copies[i] = &inode{slices.Clone(i.now), slices.Clone(i.safe), slices.Clone(i.pending)}
+		}
+		return copies[i]
+	}
+	for path, found := range d.names {
+		same.names[path] = of(found)
+	}
+	for path, found := range d.safe {
+		same.safe[path] = of(found)
+	}
+	return same
+}
+
 func (i *inode) reboot(random *rand.Rand, keep float64) *inode {
 	safe := slices.Clone(i.safe)
 	for _, n := range random.Perm(len(i.pending)) { // in any order
