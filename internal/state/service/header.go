@@ -26,6 +26,8 @@ type sessionHeader struct {
 	*headerFields
 	groups []protocol.Hyperparameters // of the prepared step, or of the one whose gradients arrive
 	left   []byte                     // the parameters that the prepared step leaves alone, as in the request
+	// kept is the memory of both. Where it lies was read once: a bit that flips in the fields must not move it.
+	kept [][]byte
 }
 
 // headerComponent ends the name of the session header's arena.
@@ -158,7 +160,9 @@ func overlay(a *arena.Arena) *sessionHeader {
 		begin := unsafe.Pointer(&a.Bytes()[groupsBegin(int(fields.document))])
 		r.groups = unsafe.Slice((*protocol.Hyperparameters)(begin), fields.groupCount)
 	}
-	r.left = a.Bytes()[leftBegins(int(fields.document), int(fields.groupCount)):fields.size()]
+	groups, left := groupsBegin(int(fields.document)), leftBegins(int(fields.document), int(fields.groupCount))
+	r.left = a.Bytes()[left:fields.size()]
+	r.kept = [][]byte{a.Bytes()[groups:left], r.left}
 	return r
 }
 
@@ -262,19 +266,13 @@ func (h *sessionHeader) prepare(b protocol.StepBody) {
 	copy(h.groups, b.Hyperparameters)
 	clear(h.left)
 	copy(h.left, b.LeftAlone)
-	h.groupsSum.Write(h.kept()...)
+	h.groupsSum.Write(h.kept...)
 	h.preparedStep.Store(b.Step)
-}
-
-// kept returns the memory of what a prepared step, or one whose gradients arrive, is made with.
-func (h *sessionHeader) kept() [][]byte {
-	begin, end := groupsBegin(int(h.document)), leftBegins(int(h.document), int(h.groupCount))
-	return [][]byte{h.Bytes()[begin:end], h.left}
 }
 
 // prepared returns what a prepared step is made with.
 func (h *sessionHeader) prepared() (groups []protocol.Hyperparameters, leftAlone []byte) {
-	h.groupsSum.Verify(h.kept()...)
+	h.groupsSum.Verify(h.kept...)
 	return h.groups, h.left
 }
 
@@ -300,7 +298,7 @@ func (h *sessionHeader) ask(step uint64, gradScale float64) {
 func (h *sessionHeader) askArriving(b protocol.StepBody, client int64) {
 	h.forgetPrepared()
 	copy(h.groups, b.Hyperparameters)
-	h.groupsSum.Write(h.kept()...)
+	h.groupsSum.Write(h.kept...)
 	h.arrivingClient.Store(uint64(client))
 	h.ask(b.Step, b.GradScale)
 }

@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -59,6 +60,7 @@ type serviceLife struct {
 	killed  func()
 	over    atomic.Bool
 	struck  atomic.Bool
+	counts  atomic.Bool // whether calls and stores are counted yet
 	phase   string
 	mutex   sync.Mutex
 	stores  int
@@ -71,7 +73,7 @@ func (l *serviceLife) pass(c *call) error {
 	if l.over.Load() {
 		return errEnded
 	}
-	if c.kind == readFile {
+	if c.kind == readFile || !l.counts.Load() {
 		return nil
 	}
 	l.mutex.Lock()
@@ -86,7 +88,7 @@ func (l *serviceLife) pass(c *call) error {
 
 // beforeStore counts a store of a number.
 func (l *serviceLife) beforeStore(*checked.Word) {
-	if l.over.Load() {
+	if l.over.Load() || !l.counts.Load() {
 		return
 	}
 	l.mutex.Lock()
@@ -121,13 +123,51 @@ func (l *serviceLife) strike(c *call) error {
 		return unix.ENOSPC
 	case shortCall:
 		return errShort
+	case flippedBit:
+		w.flipped = w.flipArena()
+		w.logf("flipped: %s", w.flipped)
 	}
 	return nil
 }
 
-// memory returns what all arenas of ranks hold, by inode.
-func memory() map[uint64][]byte {
-	images := map[uint64][]byte{}
+// flipArena flips a bit of memory that has sums, and says which.
+func (w *world) flipArena() string {
+	var paths []string
+	for path, target := range arenas {
+		if slices.Contains(summedArenas, filepath.Base(target)) {
+			paths = append(paths, path)
+		}
+	}
+	if len(paths) == 0 {
+		return "nothing: there is no session"
+	}
+	file, err := os.OpenFile(paths[w.random.IntN(len(paths))], os.O_RDWR, 0)
+	if err != nil {
+		panic(err)
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		panic(err)
+	}
+	var one [1]byte
+	offset, bit := w.random.Int64N(min(info.Size(), 600)), w.random.IntN(8)
+	if _, err := file.ReadAt(one[:], offset); err == nil {
+		one[0] ^= 1 << bit
+		_, err = file.WriteAt(one[:], offset)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return fmt.Sprintf("bit %d of byte %d of %s", bit, offset, file.Name())
+}
+
+// summedArenas are those of a session in memory whose bits are all verified.
+var summedArenas = []string{string(ledger.SessionHeader), string(ledger.ExpAvg), string(ledger.ExpAvgSq),
+	string(ledger.MasterWeightsLow)}
+
+// arenas calls yield for every descriptor of an arena of a rank, in their order, with the arena's name.
+func arenas(yield func(path, target string) bool) {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		panic(err)
@@ -135,8 +175,19 @@ func memory() map[uint64][]byte {
 	for _, e := range entries {
 		path := filepath.Join("/proc/self/fd", e.Name())
 		target, _ := os.Readlink(path)
+		name, found := strings.CutPrefix(target, "/memfd:plimsoll/rank")
+		if found && !yield(path, strings.TrimSuffix(name, " (deleted)")) {
+			return
+		}
+	}
+}
+
+// memory returns what all arenas of ranks hold, by inode.
+func memory() map[uint64][]byte {
+	images := map[uint64][]byte{}
+	for path := range arenas {
 		var stat unix.Stat_t
-		if !strings.HasPrefix(target, "/memfd:plimsoll/rank") || unix.Stat(path, &stat) != nil || images[stat.Ino] != nil {
+		if unix.Stat(path, &stat) != nil || images[stat.Ino] != nil {
 			continue
 		}
 		if image, err := os.ReadFile(path); err == nil {
@@ -189,7 +240,7 @@ func (st *station) run() error {
 		if lives < faulty {
 			f = st.drawFault()
 		}
-		if err := st.liveOnce(f); err != nil || f.kind == noFault {
+		if err := st.liveOnce(f); err != nil || f.kind == noFault || st.refused {
 			return err
 		}
 	}
@@ -200,9 +251,12 @@ func (st *station) drawFault() fault {
 	if st.tiered {
 		kinds = []faultKind{kill, kill, powerLoss, powerLoss, diskError, fullDisk, shortCall}
 	}
+	if st.sums && !st.tiered && st.flipped == "" {
+		kinds = append(kinds, flippedBit)
+	}
 	f := fault{kind: kinds[st.random.IntN(len(kinds))], atStore: !st.tiered || st.random.IntN(2) == 0}
 	f.at = st.random.IntN([]int{30, 120, 300}[st.random.IntN(3)])
-	if f.kind >= diskError {
+	if f.kind >= diskError && f.kind <= shortCall {
 		f.atStore = false
 	}
 	return f
@@ -212,6 +266,7 @@ func (st *station) drawFault() fault {
 func (st *station) liveOnce(f fault) error {
 	var failed error
 	l := &serviceLife{station: st, fault: f, phase: "starting"}
+	l.counts.Store(st.chance(0.4))
 	st.life = l
 	st.logf("a service starts; fault: %v", f)
 	err := st.keeper.Here(func(given *service.Inherited, killed func()) error {
@@ -243,7 +298,7 @@ func (st *station) liveOnce(f fault) error {
 		return errors.Join(failed, err)
 	case l.over.Load() && f.kind == kill:
 		return st.putBack()
-	case l.struck.Load() && f.kind != noFault:
+	case l.struck.Load() && f.kind >= powerLoss && f.kind <= shortCall:
 		st.keeper.Close() // the host restarts
 		if f.kind == powerLoss {
 			st.disk = &disk{st.disk.Reboot(st.random)}
@@ -267,6 +322,10 @@ func (st *station) judge(err error) error {
 	case errors.Is(err, errWrong):
 		return err
 	case l.over.Load() || err == nil:
+		return nil
+	case st.flipped != "":
+		st.refused = true
+		st.logf("found: %v", err)
 		return nil
 	case l.struck.Load() && l.fault.kind >= diskError:
 		st.logf("ended: %v", err)
@@ -308,6 +367,7 @@ func (st *station) train() error {
 			return err
 		}
 	}
+	st.life.counts.Store(true)
 	if err := st.agree(); err != nil {
 		return err
 	}

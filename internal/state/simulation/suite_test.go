@@ -230,5 +230,6 @@ var mustMeetService = []mustMeetRow{
 	{2000, "stepping", []kind{writeFile, syncFile}, append(ends, failures...)},
 	{2000, "stepping", []kind{storeNumber}, ends},
 	{2000, "making the prepared step", []kind{storeNumber}, []faultKind{kill}},
-	{5000, "going back", []kind{writeFile, storeNumber}, []faultKind{kill}},
+	{2000, "stepping", []kind{storeNumber}, []faultKind{flippedBit}},
+	{5000, "going back", []kind{writeFile}, []faultKind{kill}},
 }
