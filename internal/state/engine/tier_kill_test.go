@@ -98,10 +98,11 @@ func TestWhatANextProcessFindsIsOnTheDisk(t *testing.T) {
 			if found > seen {
 				ahead++
 			}
-			after := c.isWhole(t, disk.Reboot(rand.New(rand.NewPCG(uint64(call), seed))), want, "after the loss of power")
+			rebooted := disk.Reboot(rand.New(rand.NewPCG(uint64(call), seed)))
+			after := c.isWhole(t, rebooted, want, "after the loss of power")
 			if after < found {
-				t.Fatalf("killed at call %d, seed %d: a process has found step %d, and after the power was lost there is "+
-					"step %d", call, seed, found, after)
+				t.Fatalf("killed at call %d, seed %d: a process has found step %d, and after the power was lost there "+
+					"is step %d", call, seed, found, after)
 			}
 		}
 	}
@@ -110,8 +111,8 @@ func TestWhatANextProcessFindsIsOnTheDisk(t *testing.T) {
 	}
 }
 
-// TestFinishEndsWithAnErrorOfTheDisk: a killed process leaves a chunk in the window that the files lack. If the next one
-// cannot write it, it finishes and commits nothing.
+// TestFinishEndsWithAnErrorOfTheDisk: a killed process leaves a chunk in the window that the files lack. If the next
+// one cannot write it, it finishes and commits nothing.
 func TestFinishEndsWithAnErrorOfTheDisk(t *testing.T) {
 	c := crashCases()[0].small()
 	want := c.statesOf(t, 2)

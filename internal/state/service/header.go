@@ -123,12 +123,12 @@ func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages, sums bool
 	fields := fieldsOf(a.Bytes())
 	fields.document, fields.groupCount, fields.leftBytes = static.document, static.groupCount, static.leftBytes
 	fields.pages, fields.options = static.pages, static.options
-	fields.checksum = fields.checksumWith(text)
+	fields.checksum = static.checksumWith(text)
 	for _, word := range fields.words {
 		word.Store(0)
 	}
 	fields.magic = headerMagic
-	return overlay(a), nil
+	return overlay(a, &static), nil
 }
 
 // checksumWith returns the checksum of what never changes in a header with a document.
@@ -152,10 +152,9 @@ func fieldsOf(bytes []byte) *headerFields {
 	return (*headerFields)(unsafe.Pointer(unsafe.SliceData(bytes)))
 }
 
-// overlay returns the parts of a header whose head is written.
-func overlay(a *arena.Arena) *sessionHeader {
-	fields := fieldsOf(a.Bytes())
-	r := &sessionHeader{Arena: a, headerFields: fields}
+// overlay returns the parts of a header whose head is written. fields is a copy that no flipped bit can change.
+func overlay(a *arena.Arena, fields *headerFields) *sessionHeader {
+	r := &sessionHeader{Arena: a, headerFields: fieldsOf(a.Bytes())}
 	if fields.groupCount > 0 {
 		begin := unsafe.Pointer(&a.Bytes()[groupsBegin(int(fields.document))])
 		r.groups = unsafe.Slice((*protocol.Hyperparameters)(begin), fields.groupCount)
@@ -210,7 +209,7 @@ func readHeader(name string, file *os.File) (*sessionHeader, protocol.AnyDocumen
 	}
 	for _, word := range fieldsOf(a.Bytes()).words {
 		if damage := word.Check(); damage != nil {
-			return nil, nil, errors.Join(overlay(a).named(damage), a.Close())
+			return nil, nil, errors.Join(overlay(a, fields).named(damage), a.Close())
 		}
 	}
 	d, err := protocol.ReadDocument(text)
@@ -223,7 +222,7 @@ func readHeader(name string, file *os.File) (*sessionHeader, protocol.AnyDocumen
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("the session header %s cannot be read: %w", name, err), a.Close())
 	}
-	return overlay(a), d, nil
+	return overlay(a, fields), d, nil
 }
 
 // named returns the error about a damaged number of the header, or nil if it is not there.

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Here is one life of a service in this process: serve is the service, with what it inherits. The keeper keeps its files
-// as those of a process of its own. From killed on, the keeper takes no message any more, as from a process that is
-// gone. A simulation needs this: processes cannot be stopped between two stores.
+// Here is one life of a service in this process: serve is the service, with what it inherits. The keeper keeps its
+// files as those of a process of its own. From killed on, the keeper takes no message any more, as from a process that
+// is gone. A simulation needs this: processes cannot be stopped between two stores.
 func (k *Keeper) Here(serve func(given *Inherited, killed func()) error) error {
 	given, err := k.give()
 	if err != nil {

@@ -106,6 +106,9 @@ func (j *job) drawFault() fault {
 	if j.folders != nil {
 		kinds = append(kinds, powerLoss, powerLoss, powerLoss, diskError, fullDisk, shortCall)
 	}
+	if j.random.IntN(10) == 0 {
+		kinds = append(kinds, noDescriptor, noDescriptor)
+	}
 	if j.sums && j.flipped == "" {
 		kinds = append(kinds, flippedBit)
 	}
@@ -219,6 +222,11 @@ func (r *rank) open() error {
 	}
 	j.does("creating")
 	var err error
+	if j.life.fault.kind == noDescriptor && !j.life.struck {
+		if err := r.openWithout(); err != nil {
+			return err
+		}
+	}
 	if r.shard, err = engine.NewShard(r.config()); err != nil {
 		return fmt.Errorf("%w: %w", errRefused, err)
 	}
@@ -244,11 +252,53 @@ func (r *rank) open() error {
 	return r.check(found)
 }
 
+// openWithout opens the shard while descriptors run out: that is refused, and leaves nothing.
+func (r *rank) openWithout() error {
+	j := r.job
+	j.life.struck = true
+	j.met(j.life.phase, openFile, noDescriptor)
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	before, end := descriptors(j.random.IntN(len(r.config().Arenas())))
+	few := unix.Rlimit{Cur: uint64(end), Max: limit.Max}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
+		return err
+	}
+	shard, refused := engine.NewShard(r.config())
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	j.logf("without descriptors: %v", refused)
+	if !errors.Is(refused, unix.EMFILE) {
+		return errors.Join(wrong("a shard was opened without descriptors: %v", refused), shard.Close())
+	}
+	if after, _ := descriptors(0); after != before {
+		return wrong("%d descriptors are open, and there were %d", after, before)
+	}
+	return nil
+}
+
+// descriptors returns how many descriptors are open, and a limit below which so many more are free.
+func descriptors(more int) (open, limit int) {
+	const most = 1000 // far above what a schedule opens
+	for number := range most {
+		if _, err := unix.FcntlInt(uintptr(number), unix.F_GETFD, 0); err == nil {
+			open++
+		} else if number-open == more {
+			limit = number
+		}
+	}
+	return open, limit
+}
+
 // check holds the steps of a shard that was found to what the trainer knows.
 func (r *rank) check(found bool) error {
 	steps := r.shard.Steps()
 	if found && (steps < r.acked || steps > r.begun) {
-		return wrong("rank %d: it has step %d; step %d was finished, and step %d begun", r.number, steps, r.acked, r.begun)
+		return wrong("rank %d: it has step %d; step %d was finished, and step %d begun", r.number, steps, r.acked,
+			r.begun)
 	}
 	r.acked, r.begun = steps, steps
 	return nil
@@ -416,7 +466,6 @@ func (r *rank) bringGradients(step int64) error {
 	all := kernel.Array{Type: j.model.format.Gradient, Data: j.serial.gradients[step]}
 	left := []shard.Range{{Count: int64(all.Len())}}
 	if half && j.chance(0.7) {
-		j.does("repeating an accumulation")
 		left = []shard.Range{last.Range, shard.Between(last.End(), left[0].Count)}
 	} else {
 		j.does("clearing gradients")

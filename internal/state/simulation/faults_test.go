@@ -18,10 +18,12 @@ const (
 	fullDisk
 	shortCall // a read or write of some of the bytes
 	flippedBit
+	noDescriptor // a limit on open files keeps an arena of a new shard from being made
 	faultKinds
 )
 
-var faultNames = [faultKinds]string{"none", "kill", "power loss", "disk error", "full disk", "short call", "flipped bit"}
+var faultNames = [faultKinds]string{"none", "kill", "power loss", "disk error", "full disk", "short call",
+	"flipped bit", "no descriptor"}
 
 func (f faultKind) String() string { return faultNames[f] }
 

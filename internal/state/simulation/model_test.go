@@ -45,15 +45,18 @@ var models = func() []*model {
 	mixed := []shard.Section{{Elements: 300, Moments: kernel.MomentsInt8}, {Elements: 70, Group: 1},
 		{Elements: 257, Moments: kernel.MomentsInt8}}
 	list := []*model{
-		{name: "adamw split fp32", format: format(kernel.Adam, kernel.Split, kernel.MomentsFP32, dtype.BF16), chunk: 48},
-		{name: "adamw fp32 fp32", format: format(kernel.Adam, kernel.FP32, kernel.MomentsFP32, dtype.F32), chunk: 64,
-			sections: several},
-		{name: "adamw split24 int8", format: format(kernel.Adam, kernel.Split24, kernel.MomentsInt8, dtype.BF16), chunk: 256,
-			sections: mixed},
-		{name: "lion split bf16", format: format(kernel.Lion, kernel.Split, kernel.MomentsBF16, dtype.BF16), chunk: 40},
-		{name: "adagrad fp32 bf16", format: format(kernel.Adagrad, kernel.FP32, kernel.MomentsBF16, dtype.BF16), chunk: 100},
-		{name: "sgd fp32 fp32", format: format(kernel.SGD, kernel.FP32, kernel.MomentsFP32, dtype.BF16), chunk: 32,
-			sections: several},
+		{name: "adamw split fp32", chunk: 48,
+			format: format(kernel.Adam, kernel.Split, kernel.MomentsFP32, dtype.BF16)},
+		{name: "adamw fp32 fp32", chunk: 64, sections: several,
+			format: format(kernel.Adam, kernel.FP32, kernel.MomentsFP32, dtype.F32)},
+		{name: "adamw split24 int8", chunk: 256, sections: mixed,
+			format: format(kernel.Adam, kernel.Split24, kernel.MomentsInt8, dtype.BF16)},
+		{name: "lion split bf16", chunk: 40,
+			format: format(kernel.Lion, kernel.Split, kernel.MomentsBF16, dtype.BF16)},
+		{name: "adagrad fp32 bf16", chunk: 100,
+			format: format(kernel.Adagrad, kernel.FP32, kernel.MomentsBF16, dtype.BF16)},
+		{name: "sgd fp32 fp32", chunk: 32, sections: several,
+			format: format(kernel.SGD, kernel.FP32, kernel.MomentsFP32, dtype.BF16)},
 	}
 	for _, m := range list {
 		if m.sections == nil {
@@ -112,7 +115,9 @@ func weigh(x *engine.Shard) {
 func stateOf(x *engine.Shard) ([]byte, error) {
 	config := x.Config()
 	image := make([][]byte, config.Chunks)
-	err := x.ViewOf(config.Range(), func(at shard.Chunk, c kernel.Chunk) { image[at.Number] = imageOf(config.Layout, c) })
+	err := x.ViewOf(config.Range(), func(at shard.Chunk, c kernel.Chunk) {
+		image[at.Number] = imageOf(config.Layout, c)
+	})
 	return append(bytes.Join(image, nil), fmt.Sprint(x.OwnSteps())...), err
 }
 

@@ -22,7 +22,7 @@ var (
 	seedFlag      = flag.Int64("seed", -1, "run the schedule of this seed alone; -v prints what happens in it")
 	schedulesFlag = flag.Int("schedules", 0, "how many schedules of shards run; 0: as many as a test has time for")
 	servicesFlag  = flag.Int("services", 0, "how many schedules of a service run; 0: as many as a test has time for")
-	plantedFlag   = flag.Bool("planted", false, "plant faults on purpose, and expect that schedules find them (minutes)")
+	plantedFlag   = flag.Bool("planted", false, "plant faults on purpose, and expect that they are found (minutes)")
 	firstFlag     = flag.Uint64("first", 1, "the first seed")
 )
 
@@ -32,7 +32,7 @@ func TestSchedules(t *testing.T) {
 		m.serial() // outside of any bubble
 	}
 	suite{
-		count: *schedulesFlag, short: 1500, long: 10_000, must: mustMeet,
+		count: *schedulesFlag, short: 1000, long: 10_000, must: mustMeet,
 		run: func(seed uint64, tracing bool, covered coverage) ([]string, error) {
 			return schedule(t, seed, tracing, covered)
 		},

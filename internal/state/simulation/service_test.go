@@ -152,12 +152,10 @@ func (w *world) flipArena() string {
 	}
 	var one [1]byte
 	offset, bit := w.random.Int64N(min(info.Size(), 600)), w.random.IntN(8)
-	if _, err := file.ReadAt(one[:], offset); err == nil {
-		one[0] ^= 1 << bit
-		_, err = file.WriteAt(one[:], offset)
-	}
-	if err != nil {
-		panic(err)
+	_, err = file.ReadAt(one[:], offset)
+	one[0] ^= 1 << bit
+	if _, failed := file.WriteAt(one[:], offset); err != nil || failed != nil {
+		panic(errors.Join(err, failed))
 	}
 	return fmt.Sprintf("bit %d of byte %d of %s", bit, offset, file.Name())
 }
@@ -417,7 +415,8 @@ func (st *station) reopen(t *trainer) error {
 		return err
 	}
 	if t.Welcome.Step != st.finished {
-		return wrong("rank %d: its session is at step %d, and step %d was finished", t.rank, t.Welcome.Step, st.finished)
+		return wrong("rank %d: its session is at step %d, and step %d was finished", t.rank, t.Welcome.Step,
+			st.finished)
 	}
 	return nil
 }

@@ -160,7 +160,7 @@ func (l *life) next() {
 	if l.counting {
 		l.calls++
 	}
-	if due && !l.struck && l.fault.kind != noFault && l.counting {
+	if due && !l.struck && l.fault.kind != noFault && l.fault.kind != noDescriptor && l.counting {
 		l.struck = true
 		w.logf("%s, %v: %s", l.phase, chosen, l.fault.kind)
 		w.met(l.phase, chosen.kind, l.fault.kind)
@@ -203,7 +203,7 @@ type world struct {
 }
 
 func newWorld(seed uint64, tracing bool, covered coverage) *world {
-	return &world{seed: seed, random: rand.New(rand.NewPCG(seed, 0x706c696d736f6c6c)), tracing: tracing, covered: covered}
+	return &world{seed: seed, random: rand.New(rand.NewPCG(seed, 0)), tracing: tracing, covered: covered}
 }
 
 func (w *world) logf(format string, values ...any) {
