@@ -152,11 +152,13 @@ func (s *heldShard) rollBack(step uint64) error {
 		return protocol.OutOfOrder.Errorf("set_step %d with flags %#x: only a state that was found on a tier can go "+
 			"back by a step, before it makes one", step, protocol.RollBack)
 	}
+	if int64(step) == s.shard.Steps()-1 {
+		s.header.forgetSteps() // first: a service that is killed meanwhile leaves none of steps that are gone
+	}
 	if err := s.shard.RollBack(int64(step)); err != nil {
 		return protocol.Refused.Errorf("set_step %d with flags %#x: %v", step, protocol.RollBack, err)
 	}
 	s.begun = int64(step)
-	s.header.forgetSteps()
 	return nil
 }
 
