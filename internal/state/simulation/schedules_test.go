@@ -57,6 +57,9 @@ func TestServiceSchedules(t *testing.T) {
 
 // TestSeedsAreSchedules: the same seed is the same schedule, call by call.
 func TestSeedsAreSchedules(t *testing.T) {
+	if raced {
+		t.Skip("the race detector decides the order of goroutines that become ready together")
+	}
 	for _, m := range models {
 		m.serial()
 	}

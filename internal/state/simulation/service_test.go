@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -45,6 +46,8 @@ type station struct {
 	finished int64 // the last step that the trainers know to be finished by all; -1: not even the first state
 	begun    int64 // the last step that was asked for
 	refused  bool  // what was flipped was found
+
+	wasFlipped bool // in an earlier life
 }
 
 // trainer is the trainer of a rank.
@@ -58,8 +61,10 @@ type serviceLife struct {
 	station *station
 	fault   fault
 	killed  func()
+	random  *rand.Rand // of the service's goroutines; the trainers have that of the world
 	over    atomic.Bool
 	struck  atomic.Bool
+	flipped atomic.Bool
 	counts  atomic.Bool // whether calls and stores are counted yet
 	phase   string
 	mutex   sync.Mutex
@@ -110,8 +115,8 @@ func (l *serviceLife) strike(c *call) error {
 	w.met(l.phase, c.kind, l.fault.kind)
 	switch l.fault.kind {
 	case kill, powerLoss:
-		if c.apply != nil && w.chance(0.5) {
-			c.apply(w.random.Float64() * 1.2)
+		if c.apply != nil && l.random.IntN(2) == 0 {
+			c.apply(l.random.Float64() * 1.2)
 		}
 		l.images = memory()
 		l.over.Store(true)
@@ -124,14 +129,15 @@ func (l *serviceLife) strike(c *call) error {
 	case shortCall:
 		return errShort
 	case flippedBit:
-		w.flipped = w.flipArena()
-		w.logf("flipped: %s", w.flipped)
+		flipped := l.flipArena()
+		w.logf("flipped: %s", flipped)
+		l.flipped.Store(true)
 	}
 	return nil
 }
 
 // flipArena flips a bit of memory that has sums, and says which.
-func (w *world) flipArena() string {
+func (l *serviceLife) flipArena() string {
 	var paths []string
 	for path, target := range arenas {
 		if slices.Contains(summedArenas, filepath.Base(target)) {
@@ -141,7 +147,7 @@ func (w *world) flipArena() string {
 	if len(paths) == 0 {
 		return "nothing: there is no session"
 	}
-	file, err := os.OpenFile(paths[w.random.IntN(len(paths))], os.O_RDWR, 0)
+	file, err := os.OpenFile(paths[l.random.IntN(len(paths))], os.O_RDWR, 0)
 	if err != nil {
 		panic(err)
 	}
@@ -151,7 +157,7 @@ func (w *world) flipArena() string {
 		panic(err)
 	}
 	var one [1]byte
-	offset, bit := w.random.Int64N(min(info.Size(), 600)), w.random.IntN(8)
+	offset, bit := l.random.Int64N(min(info.Size(), 600)), l.random.IntN(8)
 	_, err = file.ReadAt(one[:], offset)
 	one[0] ^= 1 << bit
 	if _, failed := file.WriteAt(one[:], offset); err != nil || failed != nil {
@@ -249,7 +255,7 @@ func (st *station) drawFault() fault {
 	if st.tiered {
 		kinds = []faultKind{kill, kill, powerLoss, powerLoss, diskError, fullDisk, shortCall}
 	}
-	if st.sums && !st.tiered && st.flipped == "" {
+	if st.sums && !st.tiered && !st.wasFlipped {
 		kinds = append(kinds, flippedBit)
 	}
 	f := fault{kind: kinds[st.random.IntN(len(kinds))], atStore: !st.tiered || st.random.IntN(2) == 0}
@@ -263,7 +269,7 @@ func (st *station) drawFault() fault {
 // liveOnce has a service live until its fault, or until the trainers are content.
 func (st *station) liveOnce(f fault) error {
 	var failed error
-	l := &serviceLife{station: st, fault: f, phase: "starting"}
+	l := &serviceLife{station: st, fault: f, phase: "starting", random: rand.New(rand.NewPCG(st.random.Uint64(), 0))}
 	l.counts.Store(st.chance(0.4))
 	st.life = l
 	st.logf("a service starts; fault: %v", f)
@@ -291,6 +297,7 @@ func (st *station) liveOnce(f fault) error {
 		}
 		return nil
 	})
+	st.wasFlipped = st.wasFlipped || l.flipped.Load()
 	switch {
 	case failed != nil || err != nil:
 		return errors.Join(failed, err)
@@ -321,7 +328,7 @@ func (st *station) judge(err error) error {
 		return err
 	case l.over.Load() || err == nil:
 		return nil
-	case st.flipped != "":
+	case st.wasFlipped || l.flipped.Load():
 		st.refused = true
 		st.logf("found: %v", err)
 		return nil

@@ -193,6 +193,7 @@ type world struct {
 	finely    bool // every store of a number waits for the scheduler
 	nextError error
 	disk      *disk
+	mutex     sync.Mutex // guards trace: a service tells of what it does from several goroutines
 	trace     []string
 	tracing   bool
 	covered   coverage
@@ -208,6 +209,8 @@ func newWorld(seed uint64, tracing bool, covered coverage) *world {
 
 func (w *world) logf(format string, values ...any) {
 	if w.tracing {
+		w.mutex.Lock()
+		defer w.mutex.Unlock()
 		w.trace = append(w.trace, fmt.Sprintf(format, values...))
 	}
 }
