@@ -249,9 +249,9 @@ var mustMeet = []mustMeetRow{
 var mustMeetService = []mustMeetRow{
 	{60, "opening", []kind{storeNumber}, []faultKind{kill}},
 	{60, "stepping", []kind{storeNumber}, []faultKind{kill}},
-	{2000, "starting", []kind{storeNumber, openFile}, ends},
-	{2000, "opening", []kind{makeFile, nameFile, writeFile, syncFile, storeNumber}, ends},
-	{2000, "writing weights", []kind{writeFile, syncFile, storeNumber}, ends},
+	{20_000, "starting", []kind{storeNumber, openFile}, ends},
+	{20_000, "opening", []kind{makeFile, nameFile, writeFile, syncFile, storeNumber}, ends},
+	{20_000, "writing weights", []kind{writeFile, syncFile, storeNumber}, ends},
 	{2000, "preparing", []kind{storeNumber}, ends},
 	{2000, "stepping", []kind{writeFile, syncFile}, append(ends, failures...)},
 	{2000, "stepping", []kind{storeNumber}, ends},
