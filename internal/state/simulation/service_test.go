@@ -290,6 +290,7 @@ func (st *station) liveOnce(f fault) error {
 		served := make(chan error, 1)
 		go func() { served <- server.Serve(ctx) }()
 		failed = st.judge(st.train())
+		failed = errors.Join(failed, st.discard())
 		st.hangUp()
 		cancel()
 		if err := <-served; err != nil && !l.over.Load() && !l.struck.Load() {
@@ -337,6 +338,23 @@ func (st *station) judge(err error) error {
 		return nil
 	}
 	return err
+}
+
+// discard has the service free the memory of the sessions that it has set aside, as the end of its process would.
+func (st *station) discard() error {
+	c, err := client.Dial(st.keeper.Socket)
+	if err != nil {
+		return err
+	}
+	defer c.Hangup()
+	overview, err := c.Overview()
+	if err != nil {
+		return err
+	}
+	for _, aside := range overview.SetAside {
+		_ = c.Restore(aside.Name, true) // refused for a damaged session that its trainer still has
+	}
+	return nil
 }
 
 // hangUp has all trainers let go of their sessions.
