@@ -84,6 +84,17 @@ bench-plan: ## Hold the time of plans, up to a trillion parameters, to their lim
 test-purego: ## Run the tests of the engine with the kernels in plain Go
 	$(GO) test -short -tags purego ./internal/state/optim ./internal/state/optim/kernel/... ./internal/state/engine/...
 
+.PHONY: test-simulation
+test-simulation: ## Run 100,000 schedules of the state engine in a simulated world (2 minutes)
+	$(GO) test -count=1 -v -timeout 30m ./internal/state/simulation -run 'Schedules$$' -schedules 100000 -services 2000
+
+# Every night has seeds of its own, which the output names.
+SIMULATION_FIRST ?= $(shell expr $$(date +%s) / 86400 '*' 10000000)
+.PHONY: test-simulation-all
+test-simulation-all: ## Run millions of schedules, others each night, and plant faults that they must find (2 hours)
+	$(GO) test -count=1 -v -timeout 12h ./internal/state/simulation -planted -schedules 3000000 -services 100000 \
+		-first $(SIMULATION_FIRST)
+
 .PHONY: test-kernels
 test-kernels: ## Check that the assembly is what its generator writes
 	$(GO) -C internal/state/optim/kernel/_asm test ./...

@@ -64,8 +64,17 @@ func Open(word uint64) (number uint64, ok bool) {
 	return number, uint16(word) == sumOf(number)
 }
 
+// BeforeStore, if it is not nil, is called before a number is written. A simulation ends its process there: between any
+// two stores. It is set before the first number is used.
+var BeforeStore func(w *Word)
+
 // Store writes a number.
-func (w *Word) Store(number uint64) { w.bits.Store(Seal(number)) }
+func (w *Word) Store(number uint64) {
+	if BeforeStore != nil {
+		BeforeStore(w)
+	}
+	w.bits.Store(Seal(number))
+}
 
 // Load reads the number. It panics with a [*Damage] if the word is damaged.
 func (w *Word) Load() uint64 {
@@ -90,6 +99,9 @@ func (w *Word) Add(n uint64) { w.Store(w.Load() + n) }
 
 // CompareAndSwap writes a number if the word has another one, and reports whether it did.
 func (w *Word) CompareAndSwap(was, number uint64) bool {
+	if BeforeStore != nil {
+		BeforeStore(w)
+	}
 	return w.bits.CompareAndSwap(Seal(was), Seal(number)) || w.Load() == was && w.CompareAndSwap(was, number)
 }
 

@@ -66,6 +66,18 @@ func (s *Shard) Guard(use func()) error {
 	return s.Err()
 }
 
+// caught calls a function that uses the shard, and returns its error or the damage that it finds. It is for goroutines
+// that nobody else guards.
+func (s *Shard) caught(use func() error) (err error) {
+	defer func() {
+		if damage := (*checked.Damage)(nil); errors.As(err, &damage) {
+			err = s.Fail(damage)
+		}
+	}()
+	defer checked.Catch(&err)
+	return use()
+}
+
 // named returns the error about a damaged number.
 func (s *Shard) named(d *checked.Damage) error {
 	journal := s.journal()

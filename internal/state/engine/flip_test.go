@@ -205,6 +205,26 @@ func TestFlipStopsStep(t *testing.T) {
 	}
 }
 
+// TestFlipBeforeTheFirstStep: a new shard holds zeros, and a bit that flips in them is found as any other.
+func TestFlipBeforeTheFirstStep(t *testing.T) {
+	config := newFlipped(t, false).config
+	for _, component := range []ledger.Component{ledger.MasterWeightsLow, ledger.ExpAvg, ledger.ExpAvgSq} {
+		s, err := NewShard(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Arena(component).Bytes()[17] ^= 8
+		if err := s.BeginThen(nextUpdate(s), nil); err != nil {
+			t.Fatal(err)
+		}
+		s.Wait()
+		if err := s.Err(); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), string(component)) {
+			t.Errorf("%s: the error is %v", component, err)
+		}
+		s.Close()
+	}
+}
+
 // TestScrubFindsFlips: the scrubber finds a flip in a bounded number of calls, and judges nothing while a step changes
 // the shard.
 func TestScrubFindsFlips(t *testing.T) {

@@ -34,7 +34,7 @@ const (
 	journalSlots = 256
 
 	journalMagic   = 0x6c616e72756f6a50 // "Pjournal"
-	journalVersion = 6
+	journalVersion = 7
 
 	cacheLine = 64
 )
@@ -47,6 +47,8 @@ type journalHead struct {
 	accumulations accumulations
 	// writing is true while slots are the undo logs of a write of moments.
 	writing checked.Flag
+	// restoring is true while the state is being replaced by the last commit of a tier.
+	restoring checked.Flag
 }
 
 // journalLayout holds the offsets of the parts of a journal.
@@ -121,7 +123,8 @@ func (c ShardConfig) fingerprint() [sha256.Size]byte {
 func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
 	l, bytes := c.journalLayout(), a.Bytes()
 	head := at[journalHead](bytes, 0)
-	p.counters, p.accumulations, p.writing = &head.counters, &head.accumulations, &head.writing
+	p.counters, p.accumulations = &head.counters, &head.accumulations
+	p.writing, p.restoring = &head.writing, &head.restoring
 	sections := len(c.Sections())
 	p.constants = unsafe.Slice(at[constants](bytes, l.constants), sections)
 	p.rows = unsafe.Slice(at[checked.Word](bytes, l.rows), sections)

@@ -26,6 +26,7 @@ type progress struct {
 	done      []checked.Word // by chunk: the mark of the last update or accumulation that it has had
 	slots     []slot         // of each worker; none without a journal
 	writing   *checked.Flag  // whether slots are undo logs of a write of moments
+	restoring *checked.Flag  // whether the state is being replaced by the last commit of a tier
 	chunkSums sums
 	entries   []atomic.Uint64 // of the parts of chunks on a tier
 	lanes     []checked.Int   // by lane: 1 more than the chunk that it holds and the tier has not; 0 for none
@@ -89,6 +90,7 @@ func newProgress(c ShardConfig) progress {
 		constants:     make([]constants, sections),
 		done:          make([]checked.Word, c.Chunks),
 		writing:       &checked.Flag{},
+		restoring:     &checked.Flag{},
 	}
 	p.chunkSums.streams = c.summed()
 	p.chunkSums.list = make([]atomic.Uint64, c.Chunks*len(p.chunkSums.streams))
@@ -124,6 +126,7 @@ func (p *progress) words(yield func(at place, word *checked.Word) bool) {
 		{"step of the clearing", &a.cleared.Word}, {"mark of accumulations", &a.marks},
 		{"first element accumulated", &a.first.Word}, {"elements accumulated", &a.count.Word},
 		{"type accumulated", &a.of}, {"moments are being written", &p.writing.Word},
+		{"state is being restored", &p.restoring.Word},
 	}
 	for _, head := range heads {
 		if !yield(place{head.name, -1}, head.word) {

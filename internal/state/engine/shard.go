@@ -65,6 +65,7 @@ func NewShard(c ShardConfig) (*Shard, error) {
 		clear(s.journal().Bytes())
 		head.init(c)
 		s.progress.init()
+		s.chunkSums.ofZeros()
 		return nil
 	}, false)
 }

@@ -59,7 +59,7 @@ func (x *Snapshot) Run(ctx context.Context, pace func(context.Context) error) er
 		if pace != nil {
 			x.fail(pace(ctx))
 		}
-		x.shard.waitUnlessArriving() // a step that is under way copies all that is left
+		x.fail(x.shard.caught(x.await))
 		if ctx.Err() != nil {
 			x.fail(context.Cause(ctx))
 		}
@@ -76,6 +76,12 @@ func (x *Snapshot) Run(ctx context.Context, pace func(context.Context) error) er
 	return x.err
 }
 
+// await waits for a step that is under way: it copies all that is left.
+func (x *Snapshot) await() error {
+	x.shard.waitUnlessArriving()
+	return nil
+}
+
 // copyOnWrite copies a chunk, unless that was done, and returns when the chunk may be
 // changed. It reports whether the snapshot can still become complete. A caller that has the chunk's state gives it.
 func (x *Snapshot) copyOnWrite(unit int, held *kernel.Chunk) bool {
@@ -88,7 +94,7 @@ func (x *Snapshot) copyOnWrite(unit int, held *kernel.Chunk) bool {
 		x.states[unit] = beingCopied
 		x.copying++
 		x.mutex.Unlock()
-		err := x.shard.withState(unit, held, x.sound)
+		err := x.shard.caught(func() error { return x.shard.withState(unit, held, x.sound) })
 		x.mutex.Lock()
 		x.states[unit] = copied
 		x.copying--

@@ -58,6 +58,13 @@ func (s *sums) put(unit int, after *[abi.UndoStreams]uint64) {
 	}
 }
 
+// ofZeros makes all sums those of a shard that holds zeros.
+func (s *sums) ofZeros() {
+	for i := range s.list {
+		s.list[i].Store(written)
+	}
+}
+
 // renew sums a chunk.
 func (s *sums) renew(unit int, state *kernel.Chunk) {
 	for i, number := range s.streams {

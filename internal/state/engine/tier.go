@@ -687,6 +687,7 @@ func (s *Shard) Restore() (found bool, err error) {
 	if !ok {
 		return false, nil
 	}
+	s.restoring.Store(true)
 	s.tier.store.Adopt()
 	s.forgetBegun(steps)
 	own := s.own.after(s.finished.Load())
@@ -702,24 +703,36 @@ func (s *Shard) Restore() (found bool, err error) {
 			copy(l.state.Bytes(s.config.parameterRole()), l.parts[tier.Parameters])
 		}})
 	s.wait()
-	return true, s.Err()
+	if err := s.Err(); err != nil {
+		return true, err
+	}
+	s.restoring.Store(false)
+	return true, nil
 }
 
-// RollBack makes the state of the commit before the last one the state of a shard that was just restored: other shards
-// of the job had not committed the last step.
+// RollBack makes the state of the commit before the last one the state of a shard that has made no step since its files
+// were opened: other shards of the job had not committed the last step.
 func (s *Shard) RollBack(steps int64) error {
 	if s.tier == nil {
 		return fmt.Errorf("step %d: without a tier there is no state before the last one", steps)
 	}
-	if err := s.tier.store.RollBack(steps); err != nil {
+	if err := s.tier.store.MayRollBack(steps); err != nil {
 		return err
+	}
+	s.restoring.Store(true) // from here on the files say which state counts, not the memory
+	if err := s.tier.store.RollBack(); err != nil {
+		s.failTier(err)
+		return s.Err()
 	}
 	_, err := s.Restore()
 	return err
 }
 
-// CanRollBack reports whether [Shard.RollBack] can go back by a step.
-func (s *Shard) CanRollBack() bool { return s.tier != nil && s.tier.store.CanRollBack() }
+// CanRollBack reports whether [Shard.RollBack] can go back by a step. A process that has attached the memory of another
+// one can, too, if the files have what the memory says.
+func (s *Shard) CanRollBack() bool {
+	return s.tier != nil && !s.isUnderway() && s.tier.store.Has(s.Steps()) && s.tier.store.CanRollBack()
+}
 
 // TierTraffic returns how many bytes this process has read from the tier, and written there.
 func (s *Shard) TierTraffic() (read, written int64) {

@@ -134,11 +134,15 @@ func (s *Shard) prepareUpdate(u Update, then func(), arriving bool) {
 	}
 }
 
-// Finish finishes what another process has begun: a step, and clearing the
-// gradients. It restores blocks that the process was writing. It reports whether it
+// Finish finishes what another process has begun: a step, clearing the gradients, and
+// [Shard.RollBack]. It restores blocks that the process was writing. It reports whether it
 // finished a step. A step that waits for gradients is finished when they have arrived
 // again ([Shard.MissesGradients]).
 func (s *Shard) Finish() bool {
+	if s.restoring.Load() {
+		_, _ = s.Restore() // Err has its error
+		return false
+	}
 	s.undoWrite()
 	if s.accumulations.clearing.Load() {
 		s.ClearGradients()
@@ -150,7 +154,9 @@ func (s *Shard) Finish() bool {
 	for _, slot := range s.slots {
 		s.resume(slot)
 	}
-	s.writeHeld()
+	if s.writeHeld(); s.Err() != nil {
+		return false // the files lack what a lane holds
+	}
 	left := int64(0)
 	for unit := range s.done {
 		if !s.isDone(unit) {

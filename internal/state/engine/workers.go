@@ -30,6 +30,10 @@ type task struct {
 	done *sync.WaitGroup
 }
 
+// Unbound is the CPU of a worker that is bound to none, nor to a thread. A simulation has such workers: a thread for
+// each of millions would cost more than all that they do.
+const Unbound = -1
+
 // waitingTasks is how many passes can wait for a worker before their callers do.
 const waitingTasks = 64
 
@@ -66,10 +70,7 @@ func newCrew(name string, cpus []int) (*crew, error) {
 		tasks := make(chan task, waitingTasks)
 		c.tasks = append(c.tasks, tasks)
 		c.ended.Go(func() {
-			// The thread is never unlocked: it ends with the goroutine, and no
-			// other goroutine inherits its binding.
-			runtime.LockOSThread()
-			bound <- bindThread(cpu)
+			bound <- bindWorker(cpu)
 			for t := range tasks {
 				t.run(worker)
 				t.done.Done()
@@ -85,6 +86,16 @@ func newCrew(name string, cpus []int) (*crew, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// bindWorker binds the calling goroutine to a thread of its own, and that to a CPU. The thread is never unlocked: it
+// ends with the goroutine, and no other goroutine inherits its binding.
+func bindWorker(cpu int) error {
+	if cpu == Unbound {
+		return nil
+	}
+	runtime.LockOSThread()
+	return bindThread(cpu)
 }
 
 func (c *crew) end() {

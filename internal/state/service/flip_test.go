@@ -261,3 +261,23 @@ func attachControl(s *session) (*states.Control, error) {
 
 // conditionAt is the place of the condition in a header.
 const conditionAt = int(unsafe.Offsetof(headerFields{}.condition)) + 3
+
+// TestFlipsOfAHeaderInUse: what a header says of its own layout is read once. A bit that flips there later ends no
+// service, and moves nothing.
+func TestFlipsOfAHeaderInUse(t *testing.T) {
+	server, socket := serveHere(t)
+	s := begun(t, socket, testDocument(small))
+	header := theSession(server).header
+	for step := int64(1); step < 4; step++ {
+		for bit := range 8 * unsafe.Offsetof(headerFields{}.checksum) {
+			header.Bytes()[bit/8] ^= 1 << (bit % 8)
+			if err := s.Prepare(step, adamw...); err != nil {
+				t.Fatalf("bit %d: %v", bit, err)
+			}
+			header.Bytes()[bit/8] ^= 1 << (bit % 8)
+		}
+		if err := s.StepPrepared(step, 1, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -26,6 +26,8 @@ type sessionHeader struct {
 	*headerFields
 	groups []protocol.Hyperparameters // of the prepared step, or of the one whose gradients arrive
 	left   []byte                     // the parameters that the prepared step leaves alone, as in the request
+	// kept is the memory of both. Where it lies was read once: a bit that flips in the fields must not move it.
+	kept [][]byte
 }
 
 // headerComponent ends the name of the session header's arena.
@@ -121,12 +123,12 @@ func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages, sums bool
 	fields := fieldsOf(a.Bytes())
 	fields.document, fields.groupCount, fields.leftBytes = static.document, static.groupCount, static.leftBytes
 	fields.pages, fields.options = static.pages, static.options
-	fields.checksum = fields.checksumWith(text)
+	fields.checksum = static.checksumWith(text)
 	for _, word := range fields.words {
 		word.Store(0)
 	}
 	fields.magic = headerMagic
-	return overlay(a), nil
+	return overlay(a, &static), nil
 }
 
 // checksumWith returns the checksum of what never changes in a header with a document.
@@ -150,15 +152,16 @@ func fieldsOf(bytes []byte) *headerFields {
 	return (*headerFields)(unsafe.Pointer(unsafe.SliceData(bytes)))
 }
 
-// overlay returns the parts of a header whose head is written.
-func overlay(a *arena.Arena) *sessionHeader {
-	fields := fieldsOf(a.Bytes())
-	r := &sessionHeader{Arena: a, headerFields: fields}
+// overlay returns the parts of a header whose head is written. fields is a copy that no flipped bit can change.
+func overlay(a *arena.Arena, fields *headerFields) *sessionHeader {
+	r := &sessionHeader{Arena: a, headerFields: fieldsOf(a.Bytes())}
 	if fields.groupCount > 0 {
 		begin := unsafe.Pointer(&a.Bytes()[groupsBegin(int(fields.document))])
 		r.groups = unsafe.Slice((*protocol.Hyperparameters)(begin), fields.groupCount)
 	}
-	r.left = a.Bytes()[leftBegins(int(fields.document), int(fields.groupCount)):fields.size()]
+	groups, left := groupsBegin(int(fields.document)), leftBegins(int(fields.document), int(fields.groupCount))
+	r.left = a.Bytes()[left:fields.size()]
+	r.kept = [][]byte{a.Bytes()[groups:left], r.left}
 	return r
 }
 
@@ -206,7 +209,7 @@ func readHeader(name string, file *os.File) (*sessionHeader, protocol.AnyDocumen
 	}
 	for _, word := range fieldsOf(a.Bytes()).words {
 		if damage := word.Check(); damage != nil {
-			return nil, nil, errors.Join(overlay(a).named(damage), a.Close())
+			return nil, nil, errors.Join(overlay(a, fields).named(damage), a.Close())
 		}
 	}
 	d, err := protocol.ReadDocument(text)
@@ -219,7 +222,7 @@ func readHeader(name string, file *os.File) (*sessionHeader, protocol.AnyDocumen
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("the session header %s cannot be read: %w", name, err), a.Close())
 	}
-	return overlay(a), d, nil
+	return overlay(a, fields), d, nil
 }
 
 // named returns the error about a damaged number of the header, or nil if it is not there.
@@ -262,19 +265,13 @@ func (h *sessionHeader) prepare(b protocol.StepBody) {
 	copy(h.groups, b.Hyperparameters)
 	clear(h.left)
 	copy(h.left, b.LeftAlone)
-	h.groupsSum.Write(h.kept()...)
+	h.groupsSum.Write(h.kept...)
 	h.preparedStep.Store(b.Step)
-}
-
-// kept returns the memory of what a prepared step, or one whose gradients arrive, is made with.
-func (h *sessionHeader) kept() [][]byte {
-	begin, end := groupsBegin(int(h.document)), leftBegins(int(h.document), int(h.groupCount))
-	return [][]byte{h.Bytes()[begin:end], h.left}
 }
 
 // prepared returns what a prepared step is made with.
 func (h *sessionHeader) prepared() (groups []protocol.Hyperparameters, leftAlone []byte) {
-	h.groupsSum.Verify(h.kept()...)
+	h.groupsSum.Verify(h.kept...)
 	return h.groups, h.left
 }
 
@@ -300,7 +297,7 @@ func (h *sessionHeader) ask(step uint64, gradScale float64) {
 func (h *sessionHeader) askArriving(b protocol.StepBody, client int64) {
 	h.forgetPrepared()
 	copy(h.groups, b.Hyperparameters)
-	h.groupsSum.Write(h.kept()...)
+	h.groupsSum.Write(h.kept...)
 	h.arrivingClient.Store(uint64(client))
 	h.ask(b.Step, b.GradScale)
 }

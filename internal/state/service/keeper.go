@@ -226,7 +226,7 @@ const (
 // Run starts the service and returns when the service has ended by itself. If the
 // context ends, Run asks the service to end.
 func (k *Keeper) Run(ctx context.Context) error {
-	defer k.close()
+	defer k.Close()
 	if k.Lazy {
 		if err := waitForClient(ctx, k.listener); err != nil {
 			return nil // the context ended before a client came
@@ -316,12 +316,16 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 		close(read)
 	}()
 	err = explained(k.watch(ctx, command.Process, ended), kills)
-	// When this message comes back, the keeper has read all that the service sent.
-	if _, sent := k.notify.WriteToUnix([]byte(lastMessage),
-		&net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"}); sent != nil {
+	if sent := k.sendLast(); sent != nil {
 		return errors.Join(err, sent)
 	}
 	<-read
+	return err
+}
+
+// sendLast sends the keeper its own last message. When that comes back, the keeper has read all that the service sent.
+func (k *Keeper) sendLast() error {
+	_, err := k.notify.WriteToUnix([]byte(lastMessage), &net.UnixAddr{Name: k.notifyPath(), Net: "unixgram"})
 	return err
 }
 
@@ -497,7 +501,8 @@ func (k *Keeper) keptOf(session string) int {
 	return files
 }
 
-func (k *Keeper) close() {
+// Close gives everything back that the keeper has, the state with it.
+func (k *Keeper) Close() {
 	for _, kept := range k.kept {
 		_ = kept.file.Close()
 	}

@@ -109,7 +109,7 @@ func testTier() (of Tier) {
 	folders, window, ok := strings.Cut(os.Getenv(tierVariable), " ")
 	if ok {
 		size, _ := strconv.Atoi(window)
-		of = Tier{strings.Split(folders, ","), ledger.Bytes(size) * ledger.MiB}
+		of = Tier{Folders: strings.Split(folders, ","), Memory: ledger.Bytes(size) * ledger.MiB}
 	}
 	return of
 }
@@ -330,7 +330,7 @@ func TestSocketWithALongPath(t *testing.T) {
 	if err := longest.Listen(); err != nil {
 		t.Fatal(err)
 	}
-	longest.close()
+	longest.Close()
 }
 
 // sharedMapping matches a line of /proc/PID/maps for shared memory of this project.

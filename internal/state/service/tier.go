@@ -17,6 +17,14 @@ import (
 type Tier struct {
 	Folders []string // one on each disk
 	Memory  ledger.Bytes
+	Disk    tier.Disk // nil: the file systems of this host
+}
+
+func (t Tier) disk() tier.Disk {
+	if t.Disk == nil {
+		return tier.HostDisk{}
+	}
+	return t.Disk
 }
 
 // isOn reports whether there is a tier.
@@ -29,7 +37,7 @@ func (t Tier) tierOf(d *protocol.Document, lanes int) (*engine.Tier, error) {
 		return nil, err
 	}
 	return &engine.Tier{
-		Disk: tier.HostDisk{}, Folders: t.Folders, Name: fmt.Sprintf("rank%05d-%s", d.Rank, d.SessionPart()),
+		Disk: t.disk(), Folders: t.Folders, Name: fmt.Sprintf("rank%05d-%s", d.Rank, d.SessionPart()),
 		Label: label, Lanes: lanes, Suits: func(label []byte) error { return suits(d, label) },
 	}, nil
 }
@@ -136,19 +144,21 @@ func (s *heldShard) restoreFromTier() error {
 }
 
 // canGoBack reports whether the state before the last step can be the session's.
-func (s *heldShard) canGoBack() bool { return s.wasOnTier && s.shard.CanRollBack() }
+func (s *heldShard) canGoBack() bool { return s.header.initialized() && s.shard.CanRollBack() }
 
 // rollBack makes the state before the last step the session's.
 func (s *heldShard) rollBack(step uint64) error {
-	if !s.wasOnTier {
+	if !s.canGoBack() {
 		return protocol.OutOfOrder.Errorf("set_step %d with flags %#x: only a state that was found on a tier can go "+
 			"back by a step, before it makes one", step, protocol.RollBack)
+	}
+	if int64(step) == s.shard.Steps()-1 {
+		s.header.forgetSteps() // first: a service that is killed meanwhile leaves none of steps that are gone
 	}
 	if err := s.shard.RollBack(int64(step)); err != nil {
 		return protocol.Refused.Errorf("set_step %d with flags %#x: %v", step, protocol.RollBack, err)
 	}
 	s.begun = int64(step)
-	s.header.forgetSteps()
 	return nil
 }
 

@@ -211,6 +211,8 @@ func TestRanksGoBackToOneStep(t *testing.T) {
 	}
 	r.end()
 	r = startService(t, onTier(folder)...)
+	mustOpen(t, r.Socket, tiny(0, 1))
+	r.killAndWait(t) // the next service attaches to what this one has found
 	s = mustOpen(t, r.Socket, tiny(0, 1))
 	wantError(t, rollBack(s, 1), protocol.Refused, "*it has no state of step 1: the last is of step 4")
 	if err := rollBack(s, 3); err != nil {

@@ -125,7 +125,7 @@ func TestDirectoryOfAnotherUser(t *testing.T) {
 		k := Keeper{Socket: filepath.Join(directory, "socket")}
 		err := k.Listen()
 		if err == nil {
-			k.close()
+			k.Close()
 		}
 		return err
 	}

@@ -180,6 +180,9 @@ func (s *Store) openIndex(disk Disk, suits func(label []byte) error) error {
 		return err
 	}
 	s.index = file
+	if err := s.settleIndex(disk); err != nil {
+		return err
+	}
 	block := aligned(Block)
 	if err := readAll(file, block, 0); err != nil {
 		return err
@@ -211,6 +214,15 @@ func (s *Store) openIndex(disk Disk, suits func(label []byte) error) error {
 			s.layout.indexBytes())
 	}
 	return s.readAreas()
+}
+
+// settleIndex brings the index and its name to the disk. A process may have been killed after it had written them, and
+// before it had done that: what is read here would not outlive a loss of power, and yet it is told to others.
+func (s *Store) settleIndex(disk Disk) error {
+	if err := s.index.Sync(); err != nil {
+		return fmt.Errorf("bringing it to the disk: %w", err)
+	}
+	return disk.SyncFolder(s.plan.Folders[0])
 }
 
 // readAreas reads both areas, and keeps the later one in memory.
@@ -298,20 +310,29 @@ func (s *Store) CanRollBack() bool {
 	return !s.touched.Load() && s.before.generation > 0 && s.before.steps == s.last.steps-1
 }
 
-// RollBack makes the state of the commit before the last one the one that the files hold. It is possible until
-// something is written: then that state is being overwritten. Shards that make steps together need it, where only some
-// of them had committed the last step when the power was lost.
-func (s *Store) RollBack(steps int64) error {
+// MayRollBack refuses to go back to a number of steps that the commit before the last one does not have, or once
+// something was written: then that state is being overwritten.
+func (s *Store) MayRollBack(steps int64) error {
 	if s.touched.Load() || s.before.generation == 0 {
 		return errors.New("the state before is being overwritten already")
 	}
+	if s.before.generation != s.last.generation-1 || s.before.steps != steps {
+		return fmt.Errorf("%s: it has no state of step %d: the last is of step %d", s.index.Name(), steps, s.last.steps)
+	}
+	return nil
+}
+
+// RollBack makes the state of the commit before the last one, which [Store.MayRollBack] has allowed, the one that the
+// files hold. Shards that make steps together need it, where only some of them had committed the last step when the
+// power was lost. If it fails, the files hold one of the two states, and have to be opened again.
+func (s *Store) RollBack() error {
 	last := s.last
 	before, _, err := s.readArea(last.generation - 1)
 	if err != nil {
 		return err
 	}
-	if before.generation == 0 || before.generation != last.generation-1 || before.steps != steps {
-		return fmt.Errorf("%s: it has no state of step %d: the last is of step %d", s.index.Name(), steps, last.steps)
+	if before != s.before {
+		return fmt.Errorf("%s: the state of step %d: %w", s.index.Name(), s.before.steps, ErrDamaged)
 	}
 	if err := s.take(before); err != nil {
 		return err

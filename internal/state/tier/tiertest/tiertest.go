@@ -105,12 +105,13 @@ func (d *Disk) Reboot(random *rand.Rand) *Disk {
 		}
 		return copies[i]
 	}
-	paths := slices.Sorted(maps.Keys(d.names))
+	paths := slices.Collect(maps.Keys(d.names))
 	for path := range d.safe {
 		if d.names[path] == nil {
 			paths = append(paths, path)
 		}
 	}
+	slices.Sort(paths) // one seed is one disk
 	for _, path := range paths {
 		found := d.safe[path]
 		if random.Float64() < keep {
@@ -122,6 +123,27 @@ func (d *Disk) Reboot(random *rand.Rand) *Disk {
 		}
 	}
 	return after
+}
+
+// Copy returns the disk as it is: what was not brought to it may still be lost.
+func (d *Disk) Copy() *Disk {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	same, copies := New(), map[*inode]*inode{}
+	same.Free = d.Free
+	of := func(i *inode) *inode {
+		if copies[i] == nil {
+			copies[i] = &inode{slices.Clone(i.now), slices.Clone(i.safe), slices.Clone(i.pending)}
+		}
+		return copies[i]
+	}
+	for path, found := range d.names {
+		same.names[path] = of(found)
+	}
+	for path, found := range d.safe {
+		same.safe[path] = of(found)
+	}
+	return same
 }
 
 func (i *inode) reboot(random *rand.Rand, keep float64) *inode {
