@@ -95,8 +95,8 @@ func bridgeSection(name string, v *python.Value, at int) *strict.Value {
 	if v.Partial {
 		Give(section, "arguments", int64(at), computedValue("arguments of "+v.Name(), at))
 	}
-	if name == "peft" && len(section.Members) == 0 {
-		Give(section, "adapter", int64(at), strict.Of(v.Name()))
+	if name == "peft" {
+		Give(section, "_target_", int64(at), strict.Of(v.Name()))
 	}
 	return section
 }

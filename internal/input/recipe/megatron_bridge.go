@@ -57,10 +57,7 @@ func (s *megatronSections) bridge() error {
 		s.refuse("ddp", "it shards the model in another way", "use_megatron_fsdp use_custom_fsdp")); err != nil {
 		return err
 	}
-	if peft := s.find("peft"); On(peft) && !peft.IsEmpty() {
-		return s.fault("peft", "it trains adapters")
-	}
-	return cmp.Or(s.bridgeModel(), s.bridgeTypes(),
+	return cmp.Or(s.bridgeAdapter(), s.bridgeModel(), s.bridgeTypes(),
 		s.same("train", "micro_batch_size global_batch_size rampup_batch_size empty_unused_memory_level"),
 		s.same("optimizer", `optimizer use_distributed_optimizer use_precision_aware_optimizer
 			optimizer_cpu_offload optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d
