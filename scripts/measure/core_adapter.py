@@ -6,16 +6,16 @@ a folder with its source: Megatron-Bridge (--bridge, the folder with megatron/br
 (--mcore-bridge, the folder with mcore_bridge). mcore-bridge adapts layers of Transformer Engine; megatron-core's layers
 stand for them, which divide weights and sequences alike.
 
-Prints one JSON document for each case: the elements of what the first rank trains, by the end of its name, and the bytes
+Prints one JSON document for each case: the elements of what the first rank trains, by module, and the bytes
 that its graph has saved after the forward pass, but for parameters.
 """
 
 import argparse
 import importlib.machinery
 import json
-import os
 import pathlib
 import sys
+import tempfile
 import types
 
 import torch
@@ -172,11 +172,17 @@ class Saved:
         return sum(size for size, _ in self.held.values())
 
 
+def matrix(name):
+    """The module of a parameter, with A or B for those of an adapter."""
+    for mark, is_matrix in {".adapter.linear_in": "A", ".adapter.linear_out": "B", ".lora_A": "A", ".lora_B": "B"}.items():
+        if mark in name:
+            return name.split(mark)[0].split(".")[-1] + "." + is_matrix
+    return name.split(".")[-2]
+
+
 def run(rank, arguments, case, results):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(arguments.port))
     sys.path.insert(0, str(TESTS))
-    dist.init_process_group("gloo", rank=rank, world_size=case["tensor"])
-    import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401 before anything stands for Transformer Engine
+    dist.init_process_group("gloo", f"file://{arguments.rendezvous}", rank=rank, world_size=case["tensor"])
     import megatron_cpu
 
     from megatron.core.transformer import torch_norm
@@ -185,9 +191,9 @@ def run(rank, arguments, case, results):
     # Norms and dropout save what they save on a GPU.
     torch_norm.WrappedTorchNorm.__new__ = lambda cls, config, hidden_size, eps=1e-5, **_: Norm(hidden_size)
     torch.nn.functional.dropout = lambda x, p, training, inplace=False: torch.native_dropout(x, p, training)[0]
-    tune = bridge(arguments.bridge, case) if arguments.bridge else mcore_bridge(arguments.mcore_bridge, case)
-    model = gpt(case)
+    model = gpt(case)  # before anything stands for Transformer Engine
     if case["tuned"]:
+        tune = bridge(arguments.bridge, case) if arguments.bridge else mcore_bridge(arguments.mcore_bridge, case)
         model = tune(model)
     model.train()
     saved = Saved(model.parameters())
@@ -200,8 +206,7 @@ def run(rank, arguments, case, results):
     trained = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            end = ".".join(name.replace(".default", "").split(".")[-4:]) if case["tuned"] else name.split(".")[-2]
-            trained[end] = trained.get(end, 0) + parameter.numel()
+            trained[matrix(name)] = trained.get(matrix(name), 0) + parameter.numel()
     loss.float().mean().backward()
     without = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if rank == 0:
@@ -213,9 +218,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bridge")
     parser.add_argument("--mcore-bridge")
-    parser.add_argument("--port", type=int, default=29517)
     arguments = parser.parse_args()
     for case in cases():
+        arguments.rendezvous = tempfile.mktemp()
         results = multiprocessing.get_context("spawn").SimpleQueue()
         multiprocessing.spawn(run, (arguments, case, results), nprocs=case["tensor"])
         print(json.dumps(results.get()))

@@ -171,6 +171,9 @@ func (b *block) isInstance(v, class *Value, at int) *Value {
 	if class.Kind == Symbol && !known && plain && class.Text != "object" { // a class of another module
 		return &Value{Kind: Bool, At: at}
 	}
+	if class.Kind == Symbol && v.Kind == Object && v.Class == class.Text {
+		return &Value{Kind: Bool, Truth: true, At: at}
+	}
 	if class.Kind != Symbol || !known || v.Kind == Unknown || v.Kind == Symbol || kind == Number && v.Kind == Number {
 		return nil
 	}
@@ -245,6 +248,8 @@ func (b *block) method(of *Value, name string, c *Value) *Value {
 	case of.Kind == List && name == "append" && first != nil && b.unsure == "":
 		of.Elements = append(of.Elements, first)
 		return &Value{Kind: None, At: c.At}
+	case of.Kind == Text && name == "replace" && len(c.Given) == 2 && first.Kind == Text && c.Given[1].Kind == Text:
+		return &Value{Kind: Text, Text: strings.ReplaceAll(of.Text, first.Text, c.Given[1].Text), At: c.At}
 	case of.Kind == Text && len(c.Given) == 0 && (name == "lower" || name == "upper" || name == "strip"):
 		change := map[string]func(string) string{"lower": strings.ToLower, "upper": strings.ToUpper,
 			"strip": strings.TrimSpace}[name]

@@ -117,8 +117,13 @@ func (b *block) unknown(why string, at int) *Value {
 }
 
 func (b *block) define(s *statement) {
-	b.local[s.name] = &Value{Kind: Function, Text: s.name, At: b.file.position(s.at), function: s, scope: b.global,
-		file: b.file}
+	made := &Value{Kind: Function, Text: s.name, At: b.file.position(s.at), function: s, scope: b.global, file: b.file}
+	b.local[s.name] = made
+	for _, d := range slices.Backward(s.decorators) { // one of the source may enter the function into a table
+		if of := b.value(d); of.Kind == Function {
+			b.invoke(of, []*Value{made}, nil, made.At)
+		}
+	}
 	if b.file.main && b.depth == 0 {
 		b.functions = append(b.functions, s.name)
 	}
@@ -414,6 +419,10 @@ func (b *block) attributeOf(of *Value, e *expression) *Value {
 			return is
 		}
 		return &Value{Kind: Unknown, Text: e.String(), At: b.file.position(e.at), From: of}
+	case Function:
+		if e.text == "__name__" {
+			return &Value{Kind: Text, Text: of.Text, At: b.file.position(e.at)}
+		}
 	}
 	return b.unknown(e.String(), e.at)
 }

@@ -58,7 +58,7 @@ type statement struct {
 	body       []*statement
 	otherwise  []*statement
 	parameters []parameter
-	decorated  bool
+	decorators []*expression
 	imports    []imported
 }
 
@@ -236,16 +236,15 @@ func (p *parser) skipStatement() {
 // compound reads a statement with a block, or returns nil.
 func (p *parser) compound() *statement {
 	at := p.peek().at
-	decorated := false
+	var decorators []*expression
 	for p.accept("@") {
-		decorated = true
-		p.expression()
+		decorators = append(decorators, p.expression())
 		if p.take().kind != newline {
 			p.fail()
 		}
 	}
 	p.accept("async")
-	s := &statement{at: at, decorated: decorated}
+	s := &statement{at: at, decorators: decorators}
 	switch {
 	case p.accept("if"):
 		p.condition(s)
@@ -272,7 +271,7 @@ func (p *parser) compound() *statement {
 	case p.accept("try"):
 		p.try(s)
 	default:
-		if decorated {
+		if decorators != nil {
 			p.fail()
 		}
 		return nil

@@ -37,7 +37,12 @@ def qwen3_8b_pretrain_16gpu_config():
 
 def qwen3_8b_sft_config(peft=None):
     cfg = qwen3_8b_pretrain_16gpu_config()
-    cfg.peft = LoRA(dim=8)
+    cfg.peft = LoRA(dim=8, dropout=0.1, target_modules=["linear_qkv", "*.mlp.linear_fc2"])
+    return cfg
+
+def qwen3_8b_dora_config():
+    cfg = qwen3_8b_pretrain_16gpu_config()
+    cfg.peft = DoRA(dim=8)
     return cfg
 
 def qwen3_vl_config():
@@ -78,8 +83,18 @@ func TestBridgeSource(t *testing.T) {
 		!m.Distributed || len(m.Files) != 1 || m.Files[0] != file {
 		t.Errorf("got %+v", m)
 	}
+	tuned, err := ReadMegatron(file+":qwen3_8b_sft_config", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := tuned.Adapter
+	if a == nil || a.Program != BridgeTuner || a.Rank != 8 || a.Dropout != .1 || a.DropsAfter || a.Canonical ||
+		!a.Targets("decoder.layers.3.self_attention.linear_qkv") || !a.Targets("decoder.layers.0.mlp.linear_fc2") ||
+		a.Targets("decoder.layers.0.mlp.linear_fc1") || m.Adapter != nil {
+		t.Errorf("adapter %+v", a)
+	}
 	for function, says := range map[string]string{
-		"qwen3_8b_sft_config": "it trains adapters", "qwen3_vl_config": "layers are not planned in Megatron core",
+		"qwen3_8b_dora_config": "peft is DoRA", "qwen3_vl_config": "layers are not planned in Megatron core",
 		"unknown_config": "only a run can tell", "hybrid_config": "HybridProvider makes the model",
 	} {
 		if _, err := ReadMegatron(file+":"+function, nil); err == nil || !strings.Contains(err.Error(), says) {

@@ -19,7 +19,8 @@ type CoreAdapter struct {
 	DropsAfter bool
 	// Canonical says that the layers that join projections have an adapter for each of these.
 	Canonical bool
-	// ByExpert says that every expert has an adapter of its own. Else those of a rank that are joined share one.
+	// ByExpert says that every expert has an adapter of its own. Without it the experts of a rank that are joined share
+	// one.
 	ByExpert bool
 	// AllToAll says that sequence parallel ranks exchange the result of a row parallel layer, and do not gather it.
 	AllToAll bool

@@ -28,7 +28,8 @@ var silentBridge = strings.Fields(`init_method output_layer_init_method init_met
 	gradient_reduce_div_fusion preserve_fp32_weights moe_deepep_num_sms moe_token_drop_policy cuda_graph_scope
 	softmax_type grad_reduce_in_fp32 main_grads_dtype main_params_dtype bf16 fp16 gradient_accumulation_fusion
 	bias_activation_fusion fp8_recipe fp4_recipe loss_scale initial_loss_scale min_loss_scale loss_scale_window
-	hysteresis exp_avg_dtype exp_avg_sq_dtype`)
+	hysteresis exp_avg_dtype exp_avg_sq_dtype num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 autocast_enabled
+	_pipeline_model_parallel_layout_builder`)
 
 // bridge reads a configuration of Megatron-Bridge: the run_config.yaml that it writes beside checkpoints, or one of
 // this form that says the model (src/megatron/bridge/training/config.py of August 2026).
@@ -188,7 +189,8 @@ func (s *megatronSections) bridgeTypes() error {
 	if at != nil && !On(at) && s.is(section+".bf16") {
 		s.give("grad_reduce_in_bf16", at, true)
 	}
-	return s.same(section, "bf16 fp16 fp8=fp8_format fp8_recipe")
+	return s.same(section, `bf16 fp16 fp8=fp8_format fp8_recipe fp8_param_gather first_last_layers_bf16 fp4=fp4_format
+		fp4_param_gather reuse_grad_buf_for_mxfp8_param_ag`)
 }
 
 // bridgeRest notes what nobody has read.

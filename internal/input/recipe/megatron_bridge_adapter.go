@@ -44,8 +44,9 @@ func (s *megatronSections) bridgeAdapter() error {
 	}
 	a := &CoreAdapter{At: s.Position(peft.At), Program: BridgeTuner, Rank: 32, Canonical: class == "CanonicalLoRA",
 		AllToAll: s.is("peft.a2a_experimental"), DropsAfter: s.word("peft.dropout_position") == "post"}
-	share := s.find("peft.share_expert_adapters")
-	a.ByExpert = share != nil && !share.IsEmpty() && !On(share)
+	if share := s.find("peft.share_expert_adapters"); share != nil && !share.IsEmpty() && !On(share) {
+		return s.fault("peft.share_expert_adapters", "each expert has an adapter of its own")
+	}
 	s.adapter = a
 	return s.bridgeNumbers(a, class)
 }

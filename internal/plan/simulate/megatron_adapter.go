@@ -91,7 +91,15 @@ func (p *megatronPass) beside(x *autograd.Tensor, adapter string, in, rows, tens
 		low := p.times(p.dropBefore(x), a, own*rank, 0)
 		return p.scale(p.times(low, b, rows*second, gathered))
 	}
-	low := p.times(p.dropBefore(x), a, rows*p.weight(a).Elements/in, 0)
+	dropped := p.dropBefore(x)
+	if own < rows { // the layer has not gathered them for its adapter
+		all := p.do(autograd.Operation{Inputs: with(dropped)}, rows*in, false)
+		if dropped != x {
+			p.tape.Drop(dropped)
+		}
+		dropped = all
+	}
+	low := p.times(dropped, a, rows*p.weight(a).Elements/in, 0)
 	if tensor > 1 {
 		low = p.pass(low, rows*rank)
 	}

@@ -41,11 +41,9 @@ func (p *megatronPass) linear(x *autograd.Tensor, name string, out int64, adds b
 	}
 	o := autograd.Operation{Inputs: with(x, w, bias), Scratch: gathered, BackwardScratch: gathered}
 	seen := x // by the adapter
-	if gathered > 0 && p.isAdapted(name) && p.Adapter.Program == recipe.BridgeTuner {
-		seen = p.gatherForAdapter(x, rows*in)
-		if p.fusesNorm(name) { // return_layernorm_output_gathered: the layer gathers no tensor of its own
-			o.Scratch = 0
-		}
+	if gathered > 0 && p.isAdapted(name) && p.fusesNorm(name) && p.Adapter.Program == recipe.BridgeTuner {
+		// return_layernorm_output_gathered: the layer gathers no tensor of its own.
+		seen, o.Scratch = p.gatherForAdapter(x, rows*in), 0
 	}
 	switch {
 	case !p.isFrozen(name):

@@ -34,6 +34,12 @@ func (m *megatronReader) adapt() error {
 			return m.Inputf(v.At, "lora_dropout is %s, expected a share below 1", v).WithHint("give a number")
 		}
 	}
+	if a.Dropout > 0 {
+		m.note(tuner.At, "lora_dropout is %v: PEFT from 0.19 on does not hand it to layers of Megatron core, so none is "+
+			"planned (LoraParallelLinear in mcore-bridge 1.6.5); with an older PEFT masks and results of it are held, too",
+			a.Dropout)
+		a.Dropout = 0
+	}
 	m.adapter = a
 	return m.targets()
 }
