@@ -80,7 +80,8 @@ func TestSwiftDefaults(t *testing.T) {
 func TestSwiftRefused(t *testing.T) {
 	const command = "megatron sft --model qwen3-4b --max_length 2048 "
 	for arguments, want := range map[string]string{
-		"--tuner_type lora_llm": "lora_llm\", which is not planned", "--task_type seq_cls": "another head",
+		"--tuner_type lora_llm": "lora_llm\", which is not planned",
+		"--task_type seq_cls":   "another head",
 		"--tuner_type lora --target_modules all-linear all-router": "has all-router",
 		"--tuner_type lora --target_modules output_layer":          "has output_layer",
 		"--tuner_type lora --target_modules q_proj":                "on no linear layer",
@@ -132,8 +133,8 @@ func TestSwiftAdapters(t *testing.T) {
 		rank, whole int64
 		pairs       bool
 	}{
-		dense: {28 * (attention + feedForward), 28 * 8 * (hidden + queries + 2*keys + queries + hidden + hidden + 2*width +
-			width + hidden), false},
+		dense: {28 * (attention + feedForward), 28 * 8 * (hidden + queries + 2*keys + queries + hidden + hidden +
+			2*width + width + hidden), false},
 		dense + "--target_modules linear_qkv linear_proj --lora_rank 16": {2 * 28 * attention, 0, false},
 		dense + "--target_modules linear_fc1 linear_fc2":                 {28 * feedForward, 0, false},
 		dense + "--target_modules linear_fc1 linear_fc2 --modules_to_save word_embeddings output_layer": {
@@ -155,16 +156,16 @@ func TestSwiftAdapters(t *testing.T) {
 			}
 		}
 		if trained != want.rank || want.whole > 0 && j.Trained() != want.whole {
-			t.Errorf("%s: %d of %d are trained on a rank, want %d; %d in all, want %d", command, trained, frozen, want.rank,
-				j.Trained(), want.whole)
+			t.Errorf("%s: %d of %d are trained on a rank, want %d; %d in all, want %d", command, trained, frozen,
+				want.rank, j.Trained(), want.whole)
 		}
 		if j.Reference || j.Pairs != want.pairs || j.Adapter.Dropout != 0 || !strings.Contains(strings.Join(j.Assumptions,
 			" "), "lora_dropout is 0.05") {
 			t.Errorf("%s: %+v, %v", command, j.Adapter, j.Assumptions)
 		}
 	}
-	_, err := ofScript(t, mixed+"--tensor_model_parallel_size 2 --sequence_parallel true --expert_model_parallel_size 2 "+
-		"--expert_tensor_parallel_size 2\n")
+	_, err := ofScript(t, mixed+"--tensor_model_parallel_size 2 --sequence_parallel true "+
+		"--expert_model_parallel_size 2 --expert_tensor_parallel_size 2\n")
 	if err == nil || !strings.Contains(err.Error(), "expert tensor parallel is 2") {
 		t.Errorf("experts with tensor parallelism: %v", err)
 	}

@@ -61,7 +61,7 @@ func TestAdaptersOfMegatron(t *testing.T) {
 	_, attention := heldBy(t, base+"--tuner_type lora --target_modules linear_qkv")
 	less, more := attention.Devices[0].Peak().PeakAllocated, p.Devices[0].Peak().PeakAllocated
 	if less >= more || more >= whole.Devices[0].Peak().PeakAllocated {
-		t.Errorf("peaks of %v with adapters on queries, keys and values, %v on all layers, %v of all parameters", less, more,
-			whole.Devices[0].Peak().PeakAllocated)
+		t.Errorf("peaks of %v with adapters on queries, keys and values, %v on all layers, %v of all parameters", less,
+			more, whole.Devices[0].Peak().PeakAllocated)
 	}
 }

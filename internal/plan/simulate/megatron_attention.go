@@ -150,8 +150,8 @@ func (p *megatronPass) checkpoint(module string, body func(*autograd.Tensor) *au
 		defer func() { p.prefix = before }()
 		return body(x)
 	}
-	if !slices.ContainsFunc(inputs, (*autograd.Tensor).NeedsGradient) { // then nor does the result of CheckpointFunction
-		var y *autograd.Tensor
+	if !slices.ContainsFunc(inputs, (*autograd.Tensor).NeedsGradient) {
+		var y *autograd.Tensor // that needs none either, whatever is trained inside (CheckpointFunction)
 		p.tape.WithoutGradients(func() { y = again(inputs[0]) })
 		return y
 	}

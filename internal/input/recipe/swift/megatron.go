@@ -157,8 +157,8 @@ func (m *megatronReader) known() error {
 
 // refuse refuses what is not planned.
 func (m *megatronReader) refuse() error {
-	const instead = "plimsoll plans trainings of a text model, of all parameters or with lora, by megatron sft, pt and " +
-		"rlhf with dpo"
+	const instead = "plimsoll plans trainings of a text model, of all parameters or with lora, by megatron sft, pt " +
+		"and rlhf with dpo"
 	if v := m.find("tuner_type"); v != nil && v.Text != "full" && v.Text != "lora" {
 		return m.Inputf(v.At, "tuner_type is %s, which is not planned yet", v).WithHint(instead)
 	}
@@ -245,8 +245,8 @@ func (m *megatronReader) defaults() {
 	switch {
 	case m.isOff("save_safetensors"):
 	case m.adapter != nil && m.isOff("merge_lora"):
-		m.note(m.Root.At, "save_safetensors: the adapters are saved tensor by tensor, and what this takes on the host is "+
-			"not in the plan")
+		m.note(m.Root.At, "save_safetensors: the adapters are saved tensor by tensor, and what this takes on the host "+
+			"is not in the plan")
 	default:
 		m.note(m.Root.At, "save_safetensors: the weights are saved tensor by tensor, in files of max_shard_size, and "+
 			"what this takes on the host is not in the plan")

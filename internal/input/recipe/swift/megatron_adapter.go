@@ -16,7 +16,8 @@ func (m *megatronReader) adapt() error {
 	if tuner == nil || tuner.Text != "lora" {
 		return nil
 	}
-	a := &recipe.CoreAdapter{At: m.Position(tuner.At), Program: recipe.SwiftTuner, Rank: 8, Dropout: .05, ByExpert: true}
+	a := &recipe.CoreAdapter{At: m.Position(tuner.At), Program: recipe.SwiftTuner, Rank: 8, Dropout: .05,
+		ByExpert: true}
 	for _, key := range []string{"lora_bias", "target_regex"} {
 		if v := m.find(key); v != nil && v.Text != "none" && v.Kind != 'n' {
 			return m.Inputf(v.At, "%s is %s, which is not planned yet on layers of Megatron core", key, v).
@@ -26,7 +27,8 @@ func (m *megatronReader) adapt() error {
 	var err error
 	if v := m.find("lora_rank"); v != nil {
 		if a.Rank, err = strconv.ParseInt(v.Text, 10, 32); err != nil || a.Rank < 1 {
-			return m.Inputf(v.At, "lora_rank is %s, expected the rank of the adapters", v).WithHint("give a whole number")
+			return m.Inputf(v.At, "lora_rank is %s, expected the rank of the adapters", v).
+				WithHint("give a whole number")
 		}
 	}
 	if v := m.find("lora_dropout"); v != nil {
@@ -35,9 +37,9 @@ func (m *megatronReader) adapt() error {
 		}
 	}
 	if a.Dropout > 0 {
-		m.note(tuner.At, "lora_dropout is %v: PEFT from 0.19 on does not hand it to layers of Megatron core, so none is "+
-			"planned (LoraParallelLinear in mcore-bridge 1.6.5); with an older PEFT masks and results of it are held, too",
-			a.Dropout)
+		m.note(tuner.At, "lora_dropout is %v: PEFT from 0.19 on does not hand it to layers of Megatron core, so none "+
+			"is planned (LoraParallelLinear in mcore-bridge 1.6.5); with an older PEFT its masks and results are held, "+
+			"too", a.Dropout)
 		a.Dropout = 0
 	}
 	m.adapter = a
@@ -54,8 +56,8 @@ func (m *megatronReader) targets() error {
 		if name == "all-router" || name == "all-embedding" || name == "router" || strings.Contains(name, "embedding") ||
 			name == "output_layer" {
 			v := m.find("target_modules")
-			return m.Inputf(v.At, "target_modules has %s: adapters on routers, embeddings and the output layer are not "+
-				"planned yet", name).WithHint("plimsoll plans all-linear and names of linear layers")
+			return m.Inputf(v.At, "target_modules has %s: adapters on routers, embeddings and the output layer are "+
+				"not planned yet", name).WithHint("plimsoll plans all-linear and names of linear layers")
 		}
 	}
 	if v := m.find("modules_to_save"); v != nil {
