@@ -296,6 +296,8 @@ func (b *block) value(e *expression) *Value {
 		return b.item(e)
 	case listOf, tupleOf:
 		return b.list(e)
+	case mapped:
+		return b.each(e)
 	case dictOf:
 		return b.dict(e)
 	case unary:
@@ -430,9 +432,9 @@ func (b *block) attributeOf(of *Value, e *expression) *Value {
 func (b *block) item(e *expression) *Value {
 	of, key := b.value(e.parts[0]), b.value(e.parts[1])
 	switch {
-	case of.Kind == Dict && key.Kind == Text:
-		if is := of.Attribute(key.Text); is != nil {
-			return is
+	case of.Kind == Dict:
+		if name, known := keyOf(key); known && of.Attribute(name) != nil {
+			return of.Attribute(name)
 		}
 	case of.Kind == List && key.Kind == Number:
 		i := int(key.Number)
@@ -462,7 +464,42 @@ func (b *block) list(e *expression) *Value {
 	return list
 }
 
-// dict evaluates a dict whose keys are texts.
+// each evaluates a comprehension over a list.
+func (b *block) each(e *expression) *Value {
+	over := b.value(e.parts[2])
+	if over.Kind != List || len(over.Elements) > longest {
+		return b.unknown("an expression", e.at)
+	}
+	inner := &block{evaluator: b.evaluator, file: b.file, local: maps.Clone(b.local), global: b.global, unsure: b.unsure}
+	list := &Value{Kind: List, At: b.file.position(e.at)}
+	for _, element := range over.Elements {
+		inner.bind(e.parts[1], element)
+		list.Elements = append(list.Elements, inner.value(e.parts[0]))
+	}
+	return list
+}
+
+// keyOf returns the key of a dict as a text: that of a number, or of a tuple of plain values, is as it is written.
+func keyOf(v *Value) (key string, known bool) {
+	switch v.Kind {
+	case Text:
+		return v.Text, true
+	case Number, None, Bool:
+		return v.String(), true
+	case List:
+		var parts []string
+		for _, part := range v.Elements {
+			if part.Kind != Text && part.Kind != Number && part.Kind != None && part.Kind != Bool {
+				return "", false
+			}
+			parts = append(parts, part.String())
+		}
+		return "(" + strings.Join(parts, ", ") + ")", true
+	}
+	return "", false
+}
+
+// dict evaluates a dict whose keys are plain values.
 func (b *block) dict(e *expression) *Value {
 	all := &Value{Kind: Dict, At: b.file.position(e.at)}
 	for i := 0; i+1 < len(e.parts); i += 2 {
@@ -477,14 +514,11 @@ func (b *block) dict(e *expression) *Value {
 			continue
 		}
 		key := b.value(e.parts[i])
-		switch key.Kind {
-		case Text:
-			all.set(key.Text, key.At, value)
-		case Number, None, Bool:
-			all.set(key.String(), key.At, value)
-		default:
+		name, known := keyOf(key)
+		if !known {
 			return b.unknown(e.parts[i].String(), e.at)
 		}
+		all.set(name, key.At, value)
 	}
 	return all
 }
@@ -588,8 +622,9 @@ func (b *block) compare(e *expression) *Value {
 				">=": x.Number >= y.Number}[e.text]
 		}
 	}
-	if objects := x.Kind == Object && y.Kind == None || y.Kind == Object && x.Kind == None; objects &&
-		strings.HasPrefix(e.text, "is") {
+	made := []Kind{Object, List, Dict, Function}
+	if something := slices.Contains(made, x.Kind) && y.Kind == None || slices.Contains(made, y.Kind) &&
+		x.Kind == None; something && strings.HasPrefix(e.text, "is") {
 		is, known = e.text == "is not", true
 	}
 	if !known {
@@ -611,7 +646,8 @@ func contains(all, x *Value) (is, known bool) {
 		}
 		return is, true
 	case Dict:
-		return all.Attribute(x.Text) != nil, x.Kind == Text
+		key, known := keyOf(x)
+		return all.Attribute(key) != nil, known
 	case Text:
 		return strings.Contains(all.Text, x.Text), x.Kind == Text
 	}

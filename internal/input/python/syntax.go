@@ -46,6 +46,7 @@ const (
 	either                    // operands of or
 	choice                    // the condition, the value if it holds, and the other
 	assigned                  // the name and the value of :=
+	mapped                    // the element of a list comprehension, what it binds, and the list that it goes over
 )
 
 // statement is a statement with the blocks in it.
@@ -810,13 +811,30 @@ func (p *parser) tuple(at int) *expression {
 func (p *parser) elements(e *expression, closing string) {
 	for !p.accept(closing) {
 		e.parts = append(e.parts, p.element())
-		if p.comprehension() {
+		if over := p.over(closing); over != nil && len(e.parts) == 1 {
+			e.kind, e.parts = mapped, append(e.parts, over...)
+		} else if p.comprehension() {
 			e.kind, e.parts = opaque, nil
 		}
 		if !p.is(closing) {
 			p.expect(",")
 		}
 	}
+}
+
+// over reads what a comprehension binds and goes over, up to its bracket. It returns nil for one of another form.
+func (p *parser) over(closing string) []*expression {
+	before := p.next
+	if !p.accept("for") {
+		return nil
+	}
+	target := p.targets()
+	p.expect("in")
+	if list := p.primary(); p.is(closing) {
+		return []*expression{target, list}
+	}
+	p.next = before
+	return nil
 }
 
 // members reads a dict or a set, whose elements are those of a list.

@@ -45,6 +45,14 @@ def qwen3_8b_dora_config():
     cfg.peft = DoRA(dim=8)
     return cfg
 
+LAYOUTS = {(1, 1): None, (4, 1): [["embedding"] + ["decoder"] * 9] + [["decoder"] * 9] * 2 + [["decoder"] * 9 + ["loss"]]}
+
+def qwen3_8b_stages_config():
+    cfg = qwen3_8b_pretrain_16gpu_config()
+    cfg.model.pipeline_model_parallel_size = 4
+    cfg.model.pipeline_model_parallel_layout = [list(stage) for stage in LAYOUTS[(4, 1)]]
+    return cfg
+
 def qwen3_vl_config():
     cfg = base()
     cfg.model = AutoBridge.from_hf_pretrained("Qwen/Qwen3-VL-8B-Instruct").to_megatron_provider()
@@ -92,6 +100,10 @@ func TestBridgeSource(t *testing.T) {
 		!a.Targets("decoder.layers.3.self_attention.linear_qkv") || !a.Targets("decoder.layers.0.mlp.linear_fc2") ||
 		a.Targets("decoder.layers.0.mlp.linear_fc1") || m.Adapter != nil {
 		t.Errorf("adapter %+v", a)
+	}
+	if staged, err := ReadMegatron(file+":qwen3_8b_stages_config", nil); err != nil ||
+		staged.Layout != "Ettttttttt|ttttttttt|ttttttttt|tttttttttL" {
+		t.Errorf("layers of stages: %+v, %v", staged, err)
 	}
 	for function, says := range map[string]string{
 		"qwen3_8b_dora_config": "peft is DoRA", "qwen3_vl_config": "layers are not planned in Megatron core",

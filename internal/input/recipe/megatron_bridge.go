@@ -29,7 +29,7 @@ var silentBridge = strings.Fields(`init_method output_layer_init_method init_met
 	softmax_type grad_reduce_in_fp32 main_grads_dtype main_params_dtype bf16 fp16 gradient_accumulation_fusion
 	bias_activation_fusion fp8_recipe fp4_recipe loss_scale initial_loss_scale min_loss_scale loss_scale_window
 	hysteresis exp_avg_dtype exp_avg_sq_dtype num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 autocast_enabled
-	_pipeline_model_parallel_layout_builder`)
+	_pipeline_model_parallel_layout_builder enable_megatron_core_experimental`)
 
 // bridge reads a configuration of Megatron-Bridge: the run_config.yaml that it writes beside checkpoints, or one of
 // this form that says the model (src/megatron/bridge/training/config.py of August 2026).
@@ -89,6 +89,12 @@ func (s *megatronSections) bridgeModel() error {
 			continue
 		}
 		v := s.lookUp("model." + key)
+		if key == "pipeline_model_parallel_layout" && v.Kind == '[' {
+			if err := s.bridgeLayout(v); err != nil {
+				return err
+			}
+			continue
+		}
 		isZero := v.Kind == '0' && strings.Trim(v.Text, "0.") == ""
 		if v.Kind != '{' && On(v) && (!isZero || strings.HasSuffix(key, "_dropout")) {
 			Give(s.made, key, v.At, v)
@@ -116,6 +122,27 @@ func (s *megatronSections) bridgeModel() error {
 		num_layers_in_first_pipeline_stage=decoder_first_pipeline_num_layers num_moe_experts=num_experts
 		microbatch_group_size_per_vp_stage=microbatch_group_size_per_virtual_pipeline_stage
 		num_layers_in_last_pipeline_stage=decoder_last_pipeline_num_layers`)
+}
+
+// layoutLetters are those of --pipeline-model-parallel-layout for the layers of a list.
+var layoutLetters = map[string]string{"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+
+// bridgeLayout gives the layers of each pipeline stage, which are lists of their names.
+func (s *megatronSections) bridgeLayout(v *strict.Value) error {
+	var stages []string
+	for _, stage := range v.Elements {
+		var letters strings.Builder
+		for _, layer := range stage.Elements {
+			if layoutLetters[layer.Text] == "" {
+				return s.Inputf(v.At, "pipeline_model_parallel_layout has %v, expected embedding, decoder, mtp or loss",
+					layer).WithHint("give lists of the layers of each stage")
+			}
+			letters.WriteString(layoutLetters[layer.Text])
+		}
+		stages = append(stages, letters.String())
+	}
+	s.give("pipeline_model_parallel_layout", v, strings.Join(stages, "|"))
+	return nil
 }
 
 func modelKeys(model *strict.Value) []string {
