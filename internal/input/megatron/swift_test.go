@@ -30,7 +30,8 @@ func ofScript(t *testing.T, command string) (*Job, error) {
 // TestSwiftModels: the model that megatron sft makes of a config.json has the parameters that transformers has.
 func TestSwiftModels(t *testing.T) {
 	for _, name := range []string{"llama-3-8b", "llama-3.2-1b", "qwen2.5-7b", "qwen2.5-0.5b", "qwen3-4b",
-		"qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "moonlight-16b-a3b"} {
+		"qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "moonlight-16b-a3b", "glm-4.5-air",
+		"glm-4.5"} {
 		want, err := model.Load(name)
 		if err != nil {
 			t.Fatal(err)

@@ -137,6 +137,9 @@ func bridgeShape(section *strict.Value, v *python.Value, at int) {
 	if err := CoreLayers(section, config.Root, int64(at)); err != nil {
 		unplanned("%v", err)
 	}
+	if m := config.Root.Member("num_nextn_predict_layers"); m != nil && m.Value.Kind == '0' && m.Value.Text != "0" {
+		Give(section, "mtp_num_layers", int64(at), strict.Bare(m.Value.Text, int64(at)))
+	}
 	for key, is := range map[string]any{"cross_entropy_loss_fusion": true, "seq_length": nil, "moe_grouped_gemm": true,
 		"moe_permute_fusion": true, "moe_token_dispatcher_type": "alltoall"} {
 		if positions := config.Root.Member("max_position_embeddings"); key == "seq_length" && positions != nil {

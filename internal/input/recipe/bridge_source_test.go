@@ -50,7 +50,18 @@ LAYOUTS = {(1, 1): None, (4, 1): [["embedding"] + ["decoder"] * 9] + [["decoder"
 def qwen3_8b_stages_config():
     cfg = qwen3_8b_pretrain_16gpu_config()
     cfg.model.pipeline_model_parallel_size = 4
+    cfg.model.expert_model_parallel_size = 2
     cfg.model.pipeline_model_parallel_layout = [list(stage) for stage in LAYOUTS[(4, 1)]]
+    return cfg
+
+def glm_config():
+    cfg = base()
+    cfg.model = AutoBridge.from_hf_pretrained("glm-4.5-air").to_megatron_provider()
+    return cfg
+
+def glm_without_mtp_config():
+    cfg = glm_config()
+    cfg.model.mtp_num_layers = None
     return cfg
 
 def qwen3_vl_config():
@@ -102,8 +113,14 @@ func TestBridgeSource(t *testing.T) {
 		t.Errorf("adapter %+v", a)
 	}
 	if staged, err := ReadMegatron(file+":qwen3_8b_stages_config", nil); err != nil ||
-		staged.Layout != "Ettttttttt|ttttttttt|ttttttttt|tttttttttL" {
+		staged.ExpertTensor != 1 || m.ExpertTensor != 0 || staged.Layout != "Ettttttttt|ttttttttt|ttttttttt|tttttttttL" {
 		t.Errorf("layers of stages: %+v, %v", staged, err)
+	}
+	// The provider predicts further tokens as config.json says, unless the recipe does not.
+	for function, want := range map[string]int64{"glm_config": 1, "glm_without_mtp_config": 0} {
+		if glm, err := ReadMegatron(file+":"+function, nil); err != nil || glm.Predictions != want || !glm.QKVBias {
+			t.Errorf("%s: %+v, %v", function, glm, err)
+		}
 	}
 	for function, says := range map[string]string{
 		"qwen3_8b_dora_config": "peft is DoRA", "qwen3_vl_config": "layers are not planned in Megatron core",

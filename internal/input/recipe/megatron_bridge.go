@@ -118,10 +118,21 @@ func (s *megatronSections) bridgeModel() error {
 	default:
 		return s.fault("model.activation_func", "plimsoll plans gelu, gated silu and squared_relu")
 	}
+	s.bridgeExperts()
 	return s.same("model", `virtual_pipeline_model_parallel_size=num_virtual_stages_per_pipeline_rank
 		num_layers_in_first_pipeline_stage=decoder_first_pipeline_num_layers num_moe_experts=num_experts
 		microbatch_group_size_per_vp_stage=microbatch_group_size_per_virtual_pipeline_stage
 		num_layers_in_last_pipeline_stage=decoder_last_pipeline_num_layers`)
+}
+
+// bridgeExperts makes experts undivided by tensor parallelism where nothing says more, unlike Megatron-LM
+// (_set_moe_expert_tensor_parallel_default in models/transformer_config.py).
+func (s *megatronSections) bridgeExperts() {
+	ranks := s.find("model.expert_model_parallel_size")
+	said := s.find("model.expert_tensor_parallel_size")
+	if On(ranks) && ranks.Text != "1" && (said == nil || said.IsEmpty()) {
+		s.give("expert_tensor_parallel_size", ranks, 1)
+	}
 }
 
 // layoutLetters are those of --pipeline-model-parallel-layout for the layers of a list.
