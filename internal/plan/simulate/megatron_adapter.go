@@ -20,7 +20,7 @@ func (p *megatronPass) isFrozen(name string) bool {
 	return w != nil && !w.NeedsGradient()
 }
 
-// adapted adds the products of a layer's adapters to its result. Rows are those that the first matrix gets.
+// adapted adds the products of a layer's adapters to its result, if it has some. X is what they get.
 func (p *megatronPass) adapted(base, x *autograd.Tensor, name string,
 	product func(x *autograd.Tensor, adapter string) *autograd.Tensor) *autograd.Tensor {
 	if !p.isAdapted(name) {
