@@ -96,9 +96,10 @@ func TestSwiftRefused(t *testing.T) {
 		"--tuner_type lora --fp8_format e4m3":                      "beside adapters",
 		"--tuner_type lora --mtp_num_layers 1":                     "beside adapters",
 		"--tuner_type lora --recompute_modules layernorm":          "beside adapters",
-		"--freeze_parameters_ratio 0.5":                            "a part of the parameters", "--use_megatron_fsdp true": "",
-		"--micro_batch_sise 2":    "did you mean micro_batch_size?",
-		"--external_plugins x.py": "plugins", "--model qwen2.5-vl-7b": "layers are not planned in Megatron core",
+		"--freeze_parameters_ratio 0.5":                            "a part of the parameters",
+		"--use_megatron_fsdp true":                                 "",
+		"--micro_batch_sise 2":                                     "did you mean micro_batch_size?",
+		"--external_plugins x.py":                                  "plugins", "--model qwen2.5-vl-7b": "layers are not planned in Megatron core",
 		"--model nobody/none": "unknown model", "--optimizer muon": "which is not planned",
 		"--mtp_shared_weights true": "changes layers",
 	} {
@@ -160,8 +161,9 @@ func TestSwiftAdapters(t *testing.T) {
 			t.Errorf("%s: %d of %d are trained on a rank, want %d; %d in all, want %d", command, trained, frozen,
 				want.rank, j.Trained(), want.whole)
 		}
-		if j.Reference || j.Pairs != want.pairs || j.Adapter.Dropout != 0 || !strings.Contains(strings.Join(j.Assumptions,
-			" "), "lora_dropout is 0.05") {
+		assumed := strings.Join(j.Assumptions, " ")
+		if j.Reference || j.Pairs != want.pairs || j.Adapter.Dropout != 0 ||
+			!strings.Contains(assumed, "lora_dropout is 0.05") {
 			t.Errorf("%s: %+v, %v", command, j.Adapter, j.Assumptions)
 		}
 	}

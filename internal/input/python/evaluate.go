@@ -470,7 +470,8 @@ func (b *block) each(e *expression) *Value {
 	if over.Kind != List || len(over.Elements) > longest {
 		return b.unknown("an expression", e.at)
 	}
-	inner := &block{evaluator: b.evaluator, file: b.file, local: maps.Clone(b.local), global: b.global, unsure: b.unsure}
+	inner := &block{evaluator: b.evaluator, file: b.file, local: maps.Clone(b.local), global: b.global,
+		unsure: b.unsure}
 	list := &Value{Kind: List, At: b.file.position(e.at)}
 	for _, element := range over.Elements {
 		inner.bind(e.parts[1], element)

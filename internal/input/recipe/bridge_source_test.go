@@ -113,7 +113,8 @@ func TestBridgeSource(t *testing.T) {
 		t.Errorf("adapter %+v", a)
 	}
 	if staged, err := ReadMegatron(file+":qwen3_8b_stages_config", nil); err != nil ||
-		staged.ExpertTensor != 1 || m.ExpertTensor != 0 || staged.Layout != "Ettttttttt|ttttttttt|ttttttttt|tttttttttL" {
+		staged.ExpertTensor != 1 || m.ExpertTensor != 0 ||
+		staged.Layout != "Ettttttttt|ttttttttt|ttttttttt|tttttttttL" {
 		t.Errorf("layers of stages: %+v, %v", staged, err)
 	}
 	// The provider predicts further tokens as config.json says, unless the recipe does not.

@@ -56,8 +56,9 @@ func (of CoreShape) Arguments(made, config *strict.Value, at int64) {
 	}
 	for argument, is := range map[string]bool{"swiglu": true, "disable_bias_linear": !on("mlp_bias", false),
 		"add_qkv_bias":                        on("attention_bias", on("qkv_bias", of.qkvBias)),
-		"untie_embeddings_and_output_weights": !on("tie_word_embeddings", false), "qk_layernorm": on("use_qk_norm", of.qkNorm),
-		"moe_shared_expert_gate": of.sharedGate, "multi_latent_attention": of.latent} {
+		"untie_embeddings_and_output_weights": !on("tie_word_embeddings", false),
+		"qk_layernorm":                        on("use_qk_norm", of.qkNorm),
+		"moe_shared_expert_gate":              of.sharedGate, "multi_latent_attention": of.latent} {
 		if is {
 			give(argument, strict.Of(true))
 		}

@@ -146,7 +146,8 @@ func TestUnplannedSections(t *testing.T) {
 		{bridgeText, "train:", "peft: {_target_: LoRA, share_expert_adapters: false}\ntrain:", "share_expert_adapters"},
 		{bridgeText, "train:", "peft: {_target_: LoRA, sequence_parallel_input_regather: true}\ntrain:", "regather"},
 		{bridgeText, "train:", "peft: {_target_: CanonicalLoRA, target_modules: [linear_q]}\ntrain:", "1 of the 3"},
-		{bridgeText, "train:", "peft: {_target_: CanonicalLoRA, target_modules: [linear_qkv]}\ntrain:", "is not planned"},
+		{bridgeText, "train:", "peft: {_target_: CanonicalLoRA, target_modules: [linear_qkv]}\ntrain:",
+			"is not planned"},
 	} {
 		_, err := readSections(t, strings.Replace(c.text, c.line, c.by, 1))
 		if err == nil || !strings.Contains(err.Error(), c.want) {

@@ -38,8 +38,8 @@ func (m *megatronReader) adapt() error {
 	}
 	if a.Dropout > 0 {
 		m.note(tuner.At, "lora_dropout is %v: PEFT from 0.19 on does not hand it to layers of Megatron core, so none "+
-			"is planned (LoraParallelLinear in mcore-bridge 1.6.5); with an older PEFT its masks and results are held, "+
-			"too", a.Dropout)
+			"is planned (LoraParallelLinear in mcore-bridge 1.6.5); with an older PEFT its masks and results are "+
+			"held, too", a.Dropout)
 		a.Dropout = 0
 	}
 	m.adapter = a
