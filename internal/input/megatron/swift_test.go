@@ -101,8 +101,9 @@ func TestSwiftRefused(t *testing.T) {
 		"--micro_batch_sise 2":                                     "did you mean micro_batch_size?",
 		"--external_plugins x.py":                                  "plugins",
 		"--model qwen2.5-vl-7b":                                    "layers are not planned in Megatron core",
-		"--model nobody/none":                                      "unknown model", "--optimizer muon": "which is not planned",
-		"--mtp_shared_weights true": "changes layers",
+		"--model nobody/none":                                      "unknown model",
+		"--optimizer muon":                                         "which is not planned",
+		"--mtp_shared_weights true":                                "changes layers",
 	} {
 		_, err := ofScript(t, command+arguments+"\n")
 		var input *fault.Input
