@@ -84,7 +84,7 @@ func Decide(m *recipe.Megatron, q Request) (*Job, error) {
 	}
 	degrees, vocabulary := func() error { return j.degrees(q) }, func() error { return j.vocabulary(q) }
 	for _, step := range []func() error{j.kind, j.aliases, j.effects, j.unplanned, j.sizes, j.precision, degrees,
-		j.stages, j.batch, j.experts, vocabulary, j.attention, j.contradictions} {
+		j.stages, j.batch, j.experts, vocabulary, j.attention, j.contradictions, j.adapters} {
 		if err := step(); err != nil {
 			return nil, withMissing(err, m.Missing)
 		}

@@ -15,21 +15,25 @@ type Parameter struct {
 	// Weight means that it is the matrix of a linear layer, whose gradient goes straight to the gradient buffer.
 	Weight bool
 	Shared bool // the embedding, which the head uses, too
+	Frozen bool // only adapters are trained
 }
 
 // lister lists the parameters of a module.
 type lister struct {
 	*Job
-	prefix string
-	list   []Parameter
+	prefix  string
+	list    []Parameter
+	adapted []adapted
 }
 
 func (l *lister) add(name string, elements int64) {
-	l.list = append(l.list, Parameter{Name: l.prefix + name, Elements: elements})
+	l.list = append(l.list, Parameter{Name: l.prefix + name, Elements: elements, Frozen: l.Adapter != nil})
 }
 
-func (l *lister) weight(name string, rows, columns int64) {
-	l.list = append(l.list, Parameter{Name: l.prefix + name + ".weight", Elements: rows * columns, Weight: true})
+func (l *lister) weight(name string, in, out int64) {
+	l.list = append(l.list, Parameter{Name: l.prefix + name + ".weight", Elements: in * out, Weight: true,
+		Frozen: l.Adapter != nil})
+	l.adapt(name, in, out)
 }
 
 // linear adds a linear layer, with a bias unless the model has none.
@@ -48,11 +52,14 @@ func (l *lister) norm(name string, width int64) {
 }
 
 // Parameters returns the parameters of a chunk on a rank, in the order in which Megatron-LM makes them.
-func (j *Job) Parameters(c parallel.Chunk) []Parameter {
+func (j *Job) Parameters(c parallel.Chunk) []Parameter { return j.listed(c).list }
+
+func (j *Job) listed(c parallel.Chunk) *lister {
 	l := &lister{Job: j}
 	if c.Embedding {
 		l.weight("embedding.word_embeddings", j.Vocabulary/j.Degrees.Tensor, j.Hidden)
 		l.list[0].Shared = !j.Untied
+		l.copied("embedding.word_embeddings")
 		if j.PositionType == "learned_absolute" {
 			l.add("embedding.position_embeddings.weight", j.Positions*j.Hidden)
 		}
@@ -73,16 +80,26 @@ func (j *Job) Parameters(c parallel.Chunk) []Parameter {
 	if c.Loss {
 		l.head(c)
 	}
-	return l.list
+	return l
 }
 
-// Model returns the whole model. Its network is empty: Megatron-LM's layers are not those of transformers.
-func (j *Job) Model() *model.Model {
+// undivided returns the job on one rank.
+func (j *Job) undivided() *Job {
 	whole := *j
 	whole.Degrees = parallel.Degrees{Tensor: 1, Pipeline: 1, Virtual: 1, Context: 1, Data: 1, Expert: 1,
 		ExpertTensor: 1, ExpertData: 1}
+	return &whole
+}
+
+// Model returns the whole model without adapters. Its network is empty: Megatron-LM's layers are not those of
+// transformers.
+func (j *Job) Model() *model.Model {
 	m := &model.Model{Name: string(j.Kind), Architecture: Program, Source: "arguments", Network: &model.Network{}}
-	for _, p := range whole.Parameters(parallel.Chunk{Layers: int64(len(j.Layers)), Embedding: true, Loss: true}) {
+	whole := parallel.Chunk{Layers: int64(len(j.Layers)), Embedding: true, Loss: true}
+	for _, p := range j.undivided().Parameters(whole) {
+		if j.Adapter != nil && !p.Frozen {
+			continue
+		}
 		m.Parameters = append(m.Parameters, model.Parameter{Name: p.Name, Shape: []int64{p.Elements},
 			DType: j.ParameterType, Block: -1})
 	}
@@ -213,5 +230,6 @@ func (l *lister) head(c parallel.Chunk) {
 	if l.Untied && l.Kind == GPT || !c.Embedding && (l.Predictions == 0 || l.Untied) {
 		l.weight("output_layer", l.Hidden, l.Vocabulary/l.Degrees.Tensor)
 		l.list[len(l.list)-1].Shared = !l.Untied
+		l.copied("output_layer")
 	}
 }

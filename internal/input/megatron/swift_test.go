@@ -30,7 +30,8 @@ func ofScript(t *testing.T, command string) (*Job, error) {
 // TestSwiftModels: the model that megatron sft makes of a config.json has the parameters that transformers has.
 func TestSwiftModels(t *testing.T) {
 	for _, name := range []string{"llama-3-8b", "llama-3.2-1b", "qwen2.5-7b", "qwen2.5-0.5b", "qwen3-4b",
-		"qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "moonlight-16b-a3b"} {
+		"qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "moonlight-16b-a3b", "glm-4.5-air",
+		"glm-4.5"} {
 		want, err := model.Load(name)
 		if err != nil {
 			t.Fatal(err)
@@ -80,12 +81,29 @@ func TestSwiftDefaults(t *testing.T) {
 func TestSwiftRefused(t *testing.T) {
 	const command = "megatron sft --model qwen3-4b --max_length 2048 "
 	for arguments, want := range map[string]string{
-		"--tuner_type lora": "adapters on layers of Megatron core", "--task_type seq_cls": "another head",
-		"--freeze_parameters_ratio 0.5": "a part of the parameters", "--use_megatron_fsdp true": "",
-		"--micro_batch_sise 2":    "did you mean micro_batch_size?",
-		"--external_plugins x.py": "plugins", "--model qwen2.5-vl-7b": "layers are not planned in Megatron core",
-		"--model nobody/none": "unknown model", "--optimizer muon": "which is not planned",
-		"--mtp_shared_weights true": "changes layers",
+		"--tuner_type lora_llm": "lora_llm\", which is not planned",
+		"--task_type seq_cls":   "another head",
+		"--tuner_type lora --target_modules all-linear all-router": "has all-router",
+		"--tuner_type lora --target_modules output_layer":          "has output_layer",
+		"--tuner_type lora --target_modules q_proj":                "on no linear layer",
+		"--tuner_type lora --target_regex .*fc1":                   "target_regex is",
+		"--tuner_type lora --lora_bias all":                        "lora_bias is",
+		"--tuner_type lora --lora_rank 0":                          "lora_rank is 0",
+		"--tuner_type lora --lora_dropout 2":                       "lora_dropout is 2",
+		"--tuner_type lora --modules_to_save norm":                 "modules_to_save has norm",
+		"--tuner_type lora --modules_to_save output_layer":         "share their weight",
+		"--tuner_type lora --adapters x":                           "loads adapters",
+		"--tuner_type lora --fp8_format e4m3":                      "beside adapters",
+		"--tuner_type lora --mtp_num_layers 1":                     "beside adapters",
+		"--tuner_type lora --recompute_modules layernorm":          "beside adapters",
+		"--freeze_parameters_ratio 0.5":                            "a part of the parameters",
+		"--use_megatron_fsdp true":                                 "",
+		"--micro_batch_sise 2":                                     "did you mean micro_batch_size?",
+		"--external_plugins x.py":                                  "plugins",
+		"--model qwen2.5-vl-7b":                                    "layers are not planned in Megatron core",
+		"--model nobody/none":                                      "unknown model",
+		"--optimizer muon":                                         "which is not planned",
+		"--mtp_shared_weights true":                                "changes layers",
 	} {
 		_, err := ofScript(t, command+arguments+"\n")
 		var input *fault.Input
@@ -102,5 +120,58 @@ func TestSwiftRefused(t *testing.T) {
 		if _, err := ofScript(t, script); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", script, err)
 		}
+	}
+}
+
+// TestSwiftAdapters: which modules are adapted, the shapes of their matrices on a rank, and what is trained.
+func TestSwiftAdapters(t *testing.T) {
+	const dense = "NPROC_PER_NODE=2 megatron sft --model qwen2.5-7b --max_length 2048 --tuner_type lora " +
+		"--tensor_model_parallel_size 2 --sequence_parallel true "
+	const mixed = "NPROC_PER_NODE=4 megatron rlhf --rlhf_type dpo --model qwen3-30b-a3b --max_length 2048 " +
+		"--tuner_type lora --expert_model_parallel_size 4 "
+	const hidden, width, queries, keys = 3584, 18944, 3584, 512
+	const attention = 8 * (hidden + (queries+2*keys)/2 + queries/2 + hidden)
+	const feedForward = 8 * (hidden + 2*width/2 + width/2 + hidden)
+	const expert = 8 * (2048 + 2*768 + 768 + 2048)
+	for command, want := range map[string]struct {
+		rank, whole int64
+		pairs       bool
+	}{
+		dense: {28 * (attention + feedForward), 28 * 8 * (hidden + queries + 2*keys + queries + hidden + hidden +
+			2*width + width + hidden), false},
+		dense + "--target_modules linear_qkv linear_proj --lora_rank 16": {2 * 28 * attention, 0, false},
+		dense + "--target_modules linear_fc1 linear_fc2":                 {28 * feedForward, 0, false},
+		dense + "--target_modules linear_fc1 linear_fc2 --modules_to_save word_embeddings output_layer": {
+			28*feedForward + 2*152064/2*hidden, 0, false},
+		mixed + "--target_modules linear_fc1 linear_fc2": {48 * 128 / 4 * expert, 48 * 128 * expert, true},
+		mixed + "--target_modules linear_proj":           {48 * 8 * (4096 + 2048), 0, true},
+	} {
+		j, err := ofScript(t, command+"\n")
+		if err != nil {
+			t.Errorf("%s: %v", command, err)
+			continue
+		}
+		var trained, frozen int64
+		for _, p := range j.Parameters(j.Table[0][0]) {
+			if p.Frozen {
+				frozen += p.Elements
+			} else {
+				trained += p.Elements
+			}
+		}
+		if trained != want.rank || want.whole > 0 && j.Trained() != want.whole {
+			t.Errorf("%s: %d of %d are trained on a rank, want %d; %d in all, want %d", command, trained, frozen,
+				want.rank, j.Trained(), want.whole)
+		}
+		assumed := strings.Join(j.Assumptions, " ")
+		if j.Reference || j.Pairs != want.pairs || j.Adapter.Dropout != 0 ||
+			!strings.Contains(assumed, "lora_dropout is 0.05") {
+			t.Errorf("%s: %+v, %v", command, j.Adapter, j.Assumptions)
+		}
+	}
+	_, err := ofScript(t, mixed+"--tensor_model_parallel_size 2 --sequence_parallel true "+
+		"--expert_model_parallel_size 2 --expert_tensor_parallel_size 2\n")
+	if err == nil || !strings.Contains(err.Error(), "expert tensor parallel is 2") {
+		t.Errorf("experts with tensor parallelism: %v", err)
 	}
 }

@@ -239,6 +239,9 @@ func (b *block) isInstance(v, class *Value, at int) *Value {
 	if class.Kind == Symbol && !known && plain && class.Text != "object" { // a class of another module
 		return &Value{Kind: Bool, At: at}
 	}
+	if class.Kind == Symbol && v.Kind == Object && v.Class == class.Text {
+		return &Value{Kind: Bool, Truth: true, At: at}
+	}
 	isNumeric := v.Kind == Number || v.Kind == Bool
 	if class.Kind != Symbol || !known || v.Kind == Unknown || v.Kind == Symbol || kind == Number && isNumeric {
 		return nil
@@ -308,6 +311,8 @@ func (b *block) method(of *Value, name string, c *Value) *Value {
 	case of.Kind == List && name == "extend" && first != nil && first.Kind == List && b.isSure(of):
 		of.Elements = append(of.Elements, first.Elements...)
 		return &Value{Kind: None, At: c.At}
+	case of.Kind == Text && name == "replace" && len(c.Given) == 2 && first.Kind == Text && c.Given[1].Kind == Text:
+		return &Value{Kind: Text, Text: strings.ReplaceAll(of.Text, first.Text, c.Given[1].Text), At: c.At}
 	case of.Kind == Text && len(c.Given) == 0 && (name == "lower" || name == "upper" || name == "strip"):
 		change := map[string]func(string) string{"lower": strings.ToLower, "upper": strings.ToUpper,
 			"strip": strings.TrimSpace}[name]

@@ -156,10 +156,10 @@ func (b *block) define(s *statement) {
 		f.around = append([]map[string]*Value{b.local}, b.around...)
 	}
 	f.usual = b.defaults(s.parameters)
-	for _, d := range s.decorators {
-		if b.value(d).Kind == Function {
+	made := f
+	for _, d := range slices.Backward(s.decorators) { // one of the source may enter the function into a table
+		if of := b.value(d); of.Kind == Function && b.invoke(of, []*Value{made}, nil, made.At) != made {
 			f = b.unknown(s.name+", which a function of the source decorates", s.at)
-			break
 		}
 	}
 	b.bind(&expression{kind: nameOf, at: s.at, text: s.name}, f)
@@ -365,6 +365,11 @@ func (b *block) value(e *expression) *Value {
 		return &Value{Kind: Function, Text: "lambda", At: at, function: e.function, scope: b.global, file: b.file,
 			around: append([]map[string]*Value{b.local}, b.around...), usual: b.defaults(e.function.parameters)}
 	case comprehends:
+		if e.over != nil {
+			if list := b.each(e); list != nil {
+				return list
+			}
+		}
 		b.comprehend(e)
 	}
 	return b.unknown(e.String(), e.at)
@@ -483,6 +488,10 @@ func (b *block) attributeOf(of *Value, e *expression) *Value {
 		return &Value{Kind: Unknown, Text: e.String(), At: b.file.position(e.at), From: of}
 	case Unknown:
 		return &Value{Kind: Unknown, Text: e.String(), At: b.file.position(e.at), From: of.From}
+	case Function:
+		if e.text == "__name__" {
+			return &Value{Kind: Text, Text: of.Text, At: b.file.position(e.at)}
+		}
 	}
 	return b.unknown(e.String(), e.at)
 }
@@ -507,17 +516,6 @@ func (b *block) item(e *expression) *Value {
 	return is
 }
 
-// keyOf returns the name of a key of a dict.
-func keyOf(key *Value) (name string, is bool) {
-	switch key.Kind {
-	case Text:
-		return key.Text, true
-	case Number, None, Bool:
-		return key.String(), true
-	}
-	return "", false
-}
-
 func (b *block) list(e *expression) *Value {
 	list := &Value{Kind: List, At: b.file.position(e.at), born: b.steps, tuple: e.kind == tupleOf}
 	for _, part := range e.parts {
@@ -537,7 +535,44 @@ func (b *block) list(e *expression) *Value {
 	return list
 }
 
-// dict evaluates a dict whose keys are texts.
+// each evaluates a comprehension over a list, or returns nil where the list is not known.
+func (b *block) each(e *expression) *Value {
+	over := b.value(e.over[1])
+	if over.Kind != List || len(over.Elements) > longest {
+		return nil
+	}
+	inner := *b
+	inner.around = append([]map[string]*Value{b.local}, b.around...)
+	inner.local = map[string]*Value{}
+	list := &Value{Kind: List, At: b.file.position(e.at), born: b.steps}
+	for _, element := range over.Elements {
+		inner.bind(e.over[0], element)
+		list.Elements = append(list.Elements, inner.value(e.parts[0]))
+	}
+	return list
+}
+
+// keyOf returns the key of a dict as a text: that of a number, or of a tuple of plain values, is as it is written.
+func keyOf(v *Value) (key string, known bool) {
+	switch v.Kind {
+	case Text:
+		return v.Text, true
+	case Number, None, Bool:
+		return v.String(), true
+	case List:
+		var parts []string
+		for _, part := range v.Elements {
+			if part.Kind != Text && part.Kind != Number && part.Kind != None && part.Kind != Bool {
+				return "", false
+			}
+			parts = append(parts, part.String())
+		}
+		return "(" + strings.Join(parts, ", ") + ")", true
+	}
+	return "", false
+}
+
+// dict evaluates a dict whose keys are plain values.
 func (b *block) dict(e *expression) *Value {
 	all := &Value{Kind: Dict, At: b.file.position(e.at), born: b.steps}
 	for i := 0; i+1 < len(e.parts); i += 2 {
@@ -661,8 +696,9 @@ func (b *block) compare(e *expression) *Value {
 				">=": x.Number >= y.Number}[e.text]
 		}
 	}
-	if objects := x.Kind == Object && y.Kind == None || y.Kind == Object && x.Kind == None; objects &&
-		strings.HasPrefix(e.text, "is") {
+	made := []Kind{Object, List, Dict, Function}
+	if something := slices.Contains(made, x.Kind) && y.Kind == None || slices.Contains(made, y.Kind) &&
+		x.Kind == None; something && strings.HasPrefix(e.text, "is") {
 		is, known = e.text == "is not", true
 	}
 	if !known {

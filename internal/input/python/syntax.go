@@ -12,8 +12,9 @@ type expression struct {
 	at       int
 	text     string // the name, the number, the string, the operator, or the name of an attribute
 	parts    []*expression
-	keywords []keyword  // of a call; the names that a comprehension binds
-	function *statement // of a lambda
+	keywords []keyword     // of a call; the names that a comprehension binds
+	over     []*expression // of a list that is made of another in full: what is bound, and the other
+	function *statement    // of a lambda
 }
 
 // keyword is an argument by its name; "" for one of two stars.
@@ -893,8 +894,13 @@ func (p *parser) tuple(at int) *expression {
 
 func (p *parser) elements(e *expression, closing string) *expression {
 	for !p.accept(closing) {
-		is := p.element()
+		is, before := p.element(), p.next
+		over := p.over(closing)
+		p.next = before
 		if c := p.comprehension(is); c != is {
+			if c.over = over; len(e.parts) > 0 {
+				c.over = nil
+			}
 			p.expect(closing)
 			return c
 		}
@@ -904,6 +910,21 @@ func (p *parser) elements(e *expression, closing string) *expression {
 		}
 	}
 	return e
+}
+
+// over reads what a comprehension binds and goes over, up to its bracket. It returns nil for one of another form.
+func (p *parser) over(closing string) []*expression {
+	before := p.next
+	if !p.accept("for") {
+		return nil
+	}
+	target := p.targets()
+	p.expect("in")
+	if list := p.primary(); p.is(closing) {
+		return []*expression{target, list}
+	}
+	p.next = before
+	return nil
 }
 
 // members reads a dict or a set, whose elements are those of a list.

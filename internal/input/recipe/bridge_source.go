@@ -95,8 +95,8 @@ func bridgeSection(name string, v *python.Value, at int) *strict.Value {
 	if v.Partial {
 		Give(section, "arguments", int64(at), computedValue("arguments of "+v.Name(), at))
 	}
-	if name == "peft" && len(section.Members) == 0 {
-		Give(section, "adapter", int64(at), strict.Of(v.Name()))
+	if name == "peft" {
+		Give(section, "_target_", int64(at), strict.Of(v.Name()))
 	}
 	return section
 }
@@ -136,6 +136,9 @@ func bridgeShape(section *strict.Value, v *python.Value, at int) {
 	of.Arguments(section, config.Root, int64(at))
 	if err := CoreLayers(section, config.Root, int64(at)); err != nil {
 		unplanned("%v", err)
+	}
+	if m := config.Root.Member("num_nextn_predict_layers"); m != nil && m.Value.Kind == '0' && m.Value.Text != "0" {
+		Give(section, "mtp_num_layers", int64(at), strict.Bare(m.Value.Text, int64(at)))
 	}
 	for key, is := range map[string]any{"cross_entropy_loss_fusion": true, "seq_length": nil, "moe_grouped_gemm": true,
 		"moe_permute_fusion": true, "moe_token_dispatcher_type": "alltoall"} {

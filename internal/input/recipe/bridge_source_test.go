@@ -37,7 +37,31 @@ def qwen3_8b_pretrain_16gpu_config():
 
 def qwen3_8b_sft_config(peft=None):
     cfg = qwen3_8b_pretrain_16gpu_config()
-    cfg.peft = LoRA(dim=8)
+    cfg.peft = LoRA(dim=8, dropout=0.1, target_modules=["linear_qkv", "*.mlp.linear_fc2"])
+    return cfg
+
+def qwen3_8b_dora_config():
+    cfg = qwen3_8b_pretrain_16gpu_config()
+    cfg.peft = DoRA(dim=8)
+    return cfg
+
+LAYOUTS = {(1, 1): None, (4, 1): [["embedding"] + ["decoder"] * 9] + [["decoder"] * 9] * 2 + [["decoder"] * 9 + ["loss"]]}
+
+def qwen3_8b_stages_config():
+    cfg = qwen3_8b_pretrain_16gpu_config()
+    cfg.model.pipeline_model_parallel_size = 4
+    cfg.model.expert_model_parallel_size = 2
+    cfg.model.pipeline_model_parallel_layout = [list(stage) for stage in LAYOUTS[(4, 1)]]
+    return cfg
+
+def glm_config():
+    cfg = base()
+    cfg.model = AutoBridge.from_hf_pretrained("glm-4.5-air").to_megatron_provider()
+    return cfg
+
+def glm_without_mtp_config():
+    cfg = glm_config()
+    cfg.model.mtp_num_layers = None
     return cfg
 
 def qwen3_vl_config():
@@ -78,8 +102,29 @@ func TestBridgeSource(t *testing.T) {
 		!m.Distributed || len(m.Files) != 1 || m.Files[0] != file {
 		t.Errorf("got %+v", m)
 	}
+	tuned, err := ReadMegatron(file+":qwen3_8b_sft_config", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := tuned.Adapter
+	if a == nil || a.Program != BridgeTuner || a.Rank != 8 || a.Dropout != .1 || a.DropsAfter || a.Canonical ||
+		!a.Targets("decoder.layers.3.self_attention.linear_qkv") || !a.Targets("decoder.layers.0.mlp.linear_fc2") ||
+		a.Targets("decoder.layers.0.mlp.linear_fc1") || m.Adapter != nil {
+		t.Errorf("adapter %+v", a)
+	}
+	if staged, err := ReadMegatron(file+":qwen3_8b_stages_config", nil); err != nil ||
+		staged.ExpertTensor != 1 || m.ExpertTensor != 0 ||
+		staged.Layout != "Ettttttttt|ttttttttt|ttttttttt|tttttttttL" {
+		t.Errorf("layers of stages: %+v, %v", staged, err)
+	}
+	// The provider predicts further tokens as config.json says, unless the recipe does not.
+	for function, want := range map[string]int64{"glm_config": 1, "glm_without_mtp_config": 0} {
+		if glm, err := ReadMegatron(file+":"+function, nil); err != nil || glm.Predictions != want || !glm.QKVBias {
+			t.Errorf("%s: %+v, %v", function, glm, err)
+		}
+	}
 	for function, says := range map[string]string{
-		"qwen3_8b_sft_config": "it trains adapters", "qwen3_vl_config": "layers are not planned in Megatron core",
+		"qwen3_8b_dora_config": "peft is DoRA", "qwen3_vl_config": "layers are not planned in Megatron core",
 		"unknown_config": "only a run can tell", "hybrid_config": "HybridProvider makes the model",
 	} {
 		if _, err := ReadMegatron(file+":"+function, nil); err == nil || !strings.Contains(err.Error(), says) {

@@ -27,10 +27,11 @@ type CoreShape struct {
 var coreShapes = map[string]CoreShape{
 	"llama": {}, "qwen2": {qkvBias: true}, "qwen3": {qkNorm: true}, "qwen3_moe": {qkNorm: true},
 	"qwen2_moe": {qkvBias: true, sharedGate: true}, "deepseek_v3": {qkNorm: true, latent: true},
+	"glm4_moe": {},
 }
 
 // CoreTypes are the types of models whose layers are planned in Megatron core, for messages.
-const CoreTypes = "llama, qwen2, qwen2_moe, qwen3, qwen3_moe and deepseek_v3"
+const CoreTypes = "llama, qwen2, qwen2_moe, qwen3, qwen3_moe, deepseek_v3 and glm4_moe"
 
 // CoreShapeOf returns the shape of a type of models whose layers are those of Megatron-LM.
 func CoreShapeOf(modelType string) (CoreShape, bool) {
@@ -55,8 +56,9 @@ func (of CoreShape) Arguments(made, config *strict.Value, at int64) {
 	}
 	for argument, is := range map[string]bool{"swiglu": true, "disable_bias_linear": !on("mlp_bias", false),
 		"add_qkv_bias":                        on("attention_bias", on("qkv_bias", of.qkvBias)),
-		"untie_embeddings_and_output_weights": !on("tie_word_embeddings", false), "qk_layernorm": of.qkNorm,
-		"moe_shared_expert_gate": of.sharedGate, "multi_latent_attention": of.latent} {
+		"untie_embeddings_and_output_weights": !on("tie_word_embeddings", false),
+		"qk_layernorm":                        on("use_qk_norm", of.qkNorm),
+		"moe_shared_expert_gate":              of.sharedGate, "multi_latent_attention": of.latent} {
 		if is {
 			give(argument, strict.Of(true))
 		}

@@ -162,8 +162,10 @@ type scripted struct {
 	// Unset are variables that conditions of the script ask for and the script does not set. Looped are those that its
 	// loops and cases set, which are left out.
 	Unset, Looped []string
-	Reference     bool    // a second model is held without gradients, as DPO has it
-	Policy        *Policy // of a program that trains on generated answers, nil for others
+	Reference     bool         // a second model is held without gradients, as DPO has it
+	Pairs         bool         // a sequence of a micro batch is two: what was chosen, and what was not
+	Policy        *Policy      // of a program that trains on generated answers, nil for others
+	Adapter       *CoreAdapter // nil for a training of all parameters
 	// Missing are files that the script runs as a part of itself and that are not here.
 	Missing []string
 }
@@ -306,10 +308,9 @@ func ReadMegatron(arguments string, texts files.Texts) (*Megatron, error) {
 	return m, nil
 }
 
-// Sequences returns the sequences of a micro batch. Beside a second model each of it is a pair: what was chosen, and
-// what was not.
+// Sequences returns the sequences of a micro batch.
 func (m *Megatron) Sequences() int64 {
-	if m.Reference {
+	if m.Pairs {
 		return 2 * m.MicroBatch
 	}
 	return m.MicroBatch
@@ -341,7 +342,9 @@ type MadeArguments struct {
 	Root      *strict.Value
 	Notes     []Note
 	Reference bool // a second model is held without gradients
+	Pairs     bool // each sequence is two
 	Policy    *Policy
+	Adapter   *CoreAdapter
 	// Nodes and PerNode are the nodes and the ranks of each where arguments say them, 0 for as the launcher says.
 	Nodes, PerNode int64
 }
@@ -351,7 +354,7 @@ func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
 	if d := parsePython(file, text); d != nil {
 		if s := sectioned(d); s != nil {
 			made, err := s.arguments()
-			return made, source{notes: s.notes, ranks: s.ranks, perNode: s.perNode}, err
+			return made, s.source(), err
 		}
 	}
 	if strict.IsYAML(file) || strings.HasPrefix(strings.TrimSpace(string(text)), "{") {
@@ -364,7 +367,7 @@ func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
 		}
 		if s := sectioned(d); s != nil {
 			d, err = s.arguments()
-			return d, source{notes: s.notes, ranks: s.ranks, perNode: s.perNode}, err
+			return d, s.source(), err
 		}
 		if d, err = megatronYAML(d); err == nil {
 			err = expectArguments(d)
@@ -454,7 +457,7 @@ func madeArguments(file string, text []byte, read *shell.Script, t training) (*s
 	if err != nil {
 		return nil, source{}, err
 	}
-	from.Reference, from.Policy = made.Reference, made.Policy
+	from.Reference, from.Pairs, from.Policy, from.Adapter = made.Reference, made.Pairs, made.Policy, made.Adapter
 	from.notes = slices.Concat(from.notes, notes, made.Notes)
 	if from.started(t.line); made.PerNode > 0 {
 		from.perNode, from.ranks = made.PerNode, made.PerNode*max(1, made.Nodes)

@@ -28,7 +28,8 @@ var silentBridge = strings.Fields(`init_method output_layer_init_method init_met
 	gradient_reduce_div_fusion preserve_fp32_weights moe_deepep_num_sms moe_token_drop_policy cuda_graph_scope
 	softmax_type grad_reduce_in_fp32 main_grads_dtype main_params_dtype bf16 fp16 gradient_accumulation_fusion
 	bias_activation_fusion fp8_recipe fp4_recipe loss_scale initial_loss_scale min_loss_scale loss_scale_window
-	hysteresis exp_avg_dtype exp_avg_sq_dtype`)
+	hysteresis exp_avg_dtype exp_avg_sq_dtype num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 autocast_enabled
+	_pipeline_model_parallel_layout_builder enable_megatron_core_experimental`)
 
 // bridge reads a configuration of Megatron-Bridge: the run_config.yaml that it writes beside checkpoints, or one of
 // this form that says the model (src/megatron/bridge/training/config.py of August 2026).
@@ -57,10 +58,7 @@ func (s *megatronSections) bridge() error {
 		s.refuse("ddp", "it shards the model in another way", "use_megatron_fsdp use_custom_fsdp")); err != nil {
 		return err
 	}
-	if peft := s.find("peft"); On(peft) && !peft.IsEmpty() {
-		return s.fault("peft", "it trains adapters")
-	}
-	return cmp.Or(s.bridgeModel(), s.bridgeTypes(),
+	return cmp.Or(s.bridgeAdapter(), s.bridgeModel(), s.bridgeTypes(),
 		s.same("train", "micro_batch_size global_batch_size rampup_batch_size empty_unused_memory_level"),
 		s.same("optimizer", `optimizer use_distributed_optimizer use_precision_aware_optimizer
 			optimizer_cpu_offload optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d
@@ -91,6 +89,12 @@ func (s *megatronSections) bridgeModel() error {
 			continue
 		}
 		v := s.lookUp("model." + key)
+		if key == "pipeline_model_parallel_layout" && v.Kind == '[' {
+			if err := s.bridgeLayout(v); err != nil {
+				return err
+			}
+			continue
+		}
 		isZero := v.Kind == '0' && strings.Trim(v.Text, "0.") == ""
 		if v.Kind != '{' && On(v) && (!isZero || strings.HasSuffix(key, "_dropout")) {
 			Give(s.made, key, v.At, v)
@@ -114,10 +118,42 @@ func (s *megatronSections) bridgeModel() error {
 	default:
 		return s.fault("model.activation_func", "plimsoll plans gelu, gated silu and squared_relu")
 	}
+	s.bridgeExperts()
 	return s.same("model", `virtual_pipeline_model_parallel_size=num_virtual_stages_per_pipeline_rank
 		num_layers_in_first_pipeline_stage=decoder_first_pipeline_num_layers num_moe_experts=num_experts
 		microbatch_group_size_per_vp_stage=microbatch_group_size_per_virtual_pipeline_stage
 		num_layers_in_last_pipeline_stage=decoder_last_pipeline_num_layers`)
+}
+
+// bridgeExperts makes experts undivided by tensor parallelism where nothing says more, unlike Megatron-LM
+// (_set_moe_expert_tensor_parallel_default in models/transformer_config.py).
+func (s *megatronSections) bridgeExperts() {
+	ranks := s.find("model.expert_model_parallel_size")
+	said := s.find("model.expert_tensor_parallel_size")
+	if On(ranks) && ranks.Text != "1" && (said == nil || said.IsEmpty()) {
+		s.give("expert_tensor_parallel_size", ranks, 1)
+	}
+}
+
+// layoutLetters are those of --pipeline-model-parallel-layout for the layers of a list.
+var layoutLetters = map[string]string{"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+
+// bridgeLayout gives the layers of each pipeline stage, which are lists of their names.
+func (s *megatronSections) bridgeLayout(v *strict.Value) error {
+	var stages []string
+	for _, stage := range v.Elements {
+		var letters strings.Builder
+		for _, layer := range stage.Elements {
+			if layoutLetters[layer.Text] == "" {
+				return s.Inputf(v.At, "pipeline_model_parallel_layout has %v, expected embedding, decoder, mtp or loss",
+					layer).WithHint("give lists of the layers of each stage")
+			}
+			letters.WriteString(layoutLetters[layer.Text])
+		}
+		stages = append(stages, letters.String())
+	}
+	s.give("pipeline_model_parallel_layout", v, strings.Join(stages, "|"))
+	return nil
 }
 
 func modelKeys(model *strict.Value) []string {
@@ -191,7 +227,8 @@ func (s *megatronSections) bridgeTypes() error {
 	if at != nil && !On(at) && s.is(section+".bf16") {
 		s.give("grad_reduce_in_bf16", at, true)
 	}
-	return s.same(section, "bf16 fp16 fp8=fp8_format fp8_recipe")
+	return s.same(section, `bf16 fp16 fp8=fp8_format fp8_recipe fp8_param_gather first_last_layers_bf16 fp4=fp4_format
+		fp4_param_gather reuse_grad_buf_for_mxfp8_param_ag`)
 }
 
 // bridgeRest notes what nobody has read.

@@ -20,6 +20,7 @@ type megatronSections struct {
 	taken   map[*strict.Value]bool // values that were read
 	ranks   int64
 	perNode int64
+	adapter *CoreAdapter
 }
 
 // sectioned returns the sections of a document, or nil if it is of another kind.
@@ -49,6 +50,11 @@ func sectioned(d *strict.Document) *megatronSections {
 }
 
 const nemoProgram = "NeMo"
+
+// source returns what the sections say beside the arguments.
+func (s *megatronSections) source() source {
+	return source{scripted: scripted{Adapter: s.adapter}, notes: s.notes, ranks: s.ranks, perNode: s.perNode}
+}
 
 // arguments returns the arguments of Megatron-LM that the sections say.
 func (s *megatronSections) arguments() (*strict.Document, error) {

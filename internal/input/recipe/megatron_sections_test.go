@@ -137,11 +137,64 @@ func TestUnplannedSections(t *testing.T) {
 		{bridgeText, "gated_linear_unit: true", "gated_linear_unit: false", "activation_func"},
 		{bridgeText, "bf16: true", "bf16: sometimes", "bf16"},
 		{bridgeText, "use_distributed_optimizer: true", "use_megatron_fsdp: true", "another way"},
-		{bridgeText, "train:", "peft: {_target_: LoRA, dim: 8}\ntrain:", "adapters"},
+		{bridgeText, "train:", "peft: {_target_: megatron.bridge.peft.dora.DoRA, dim: 8}\ntrain:", "peft is DoRA"},
+		{bridgeText, "train:", "peft: {_target_: LoRA, dim: 0}\ntrain:", "dim is 0"},
+		{bridgeText, "train:", "peft: {_target_: LoRA, dropout: 1}\ntrain:", "dropout is 1"},
+		{bridgeText, "train:", "peft: {_target_: LoRA, target_modules: [output_layer]}\ntrain:", "output layer"},
+		{bridgeText, "train:", "peft: {_target_: LoRA, target_modules: []}\ntrain:", "other modules"},
+		{bridgeText, "train:", "peft: {_target_: LoRA, exclude_modules: [linear_fc1]}\ntrain:", "exclude_modules"},
+		{bridgeText, "train:", "peft: {_target_: LoRA, share_expert_adapters: false}\ntrain:", "share_expert_adapters"},
+		{bridgeText, "train:", "peft: {_target_: LoRA, sequence_parallel_input_regather: true}\ntrain:", "regather"},
+		{bridgeText, "train:", "peft: {_target_: CanonicalLoRA, target_modules: [linear_q]}\ntrain:", "1 of the 3"},
+		{bridgeText, "train:", "peft: {_target_: CanonicalLoRA, target_modules: [linear_qkv]}\ntrain:",
+			"is not planned"},
 	} {
 		_, err := readSections(t, strings.Replace(c.text, c.line, c.by, 1))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, expected %q", c.by, err, c.want)
+		}
+	}
+}
+
+// TestBridgeAdapters reads which modules Megatron-Bridge adapts.
+func TestBridgeAdapters(t *testing.T) {
+	const qkv, fc1, fc2 = "decoder.layers.1.self_attention.linear_qkv", "decoder.layers.1.mlp.linear_fc1",
+		"decoder.layers.0.mlp.experts.linear_fc2"
+	for peft, want := range map[string]struct {
+		adapter CoreAdapter
+		targets string
+	}{
+		"{_target_: megatron.bridge.peft.lora.LoRA}": {CoreAdapter{Rank: 32}, qkv + " " + fc1 + " " + fc2},
+		"{_target_: LoRA, dim: 8, dropout: 0.1, dropout_position: post, a2a_experimental: true, " +
+			"target_modules: ['*.layers.1.*.linear_qkv', linear_fc2]}": {CoreAdapter{Rank: 8, Dropout: .1,
+			DropsAfter: true, AllToAll: true}, qkv + " " + fc2},
+		"{_target_: LoRA, target_modules: ['mlp.linear_fc1']}": {CoreAdapter{Rank: 32}, ""}, // no whole path
+		"{_target_: CanonicalLoRA, target_modules: [linear_q, linear_k, linear_v]}": {CoreAdapter{Rank: 32,
+			Canonical: true}, qkv},
+		"null": {},
+	} {
+		m, err := readSections(t, strings.Replace(bridgeText, "train:", "peft: "+peft+"\ntrain:", 1))
+		if err != nil {
+			t.Errorf("%s: %v", peft, err)
+			continue
+		}
+		if m.Adapter == nil {
+			if want.adapter.Rank > 0 {
+				t.Errorf("%s: no adapter", peft)
+			}
+			continue
+		}
+		var targets []string
+		for _, path := range []string{qkv, fc1, fc2} {
+			if m.Adapter.Targets(path) {
+				targets = append(targets, path)
+			}
+		}
+		is := *m.Adapter
+		if is.Program != BridgeTuner || is.Rank != want.adapter.Rank || is.Dropout != want.adapter.Dropout ||
+			is.DropsAfter != want.adapter.DropsAfter || is.AllToAll != want.adapter.AllToAll ||
+			is.Canonical != want.adapter.Canonical || strings.Join(targets, " ") != want.targets {
+			t.Errorf("%s: %+v on %v", peft, is, targets)
 		}
 	}
 }

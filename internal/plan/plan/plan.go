@@ -147,6 +147,9 @@ func newWithin(j *job.Job, limit simulate.Limit, simulated simulator) (*Plan, er
 	if j.Adapter != nil {
 		p.Trained = trained
 	}
+	if j.Megatron != nil && j.Megatron.Adapter != nil {
+		p.Trained = j.Megatron.Trained()
+	}
 	if j.HostExperts != nil {
 		p.Elements += j.HostExperts.Elements
 	}

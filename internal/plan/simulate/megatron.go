@@ -92,7 +92,7 @@ func runMegatronStage(j *job.Job, stage int64, limit Limit) (class RankClass, er
 			return class, err
 		}
 	}
-	return RankClass{RanksPerNode: j.RanksPerNode, Engine: origin.Megatron, Trained: s.elements(),
+	return RankClass{RanksPerNode: j.RanksPerNode, Engine: origin.Megatron, Trained: s.trained(),
 		Pinned: s.pinnedInSteps,
 		GPU:    &Memory{Phases: s.gpu.phases(), Outside: outside(j)},
 		Host:   Memory{Phases: host.phases(), Outside: processes(j)}}, nil
@@ -196,7 +196,7 @@ func (s *megatronRank) buffersOf(c *modelChunk) []gradientBuffer {
 	for _, expert := range []bool{false, true} {
 		var b gradientBuffer
 		for _, p := range slices.Backward(c.parameters) {
-			if p.Expert == expert {
+			if p.Expert == expert && !p.Frozen {
 				b.parameters = append(b.parameters, p)
 			}
 		}
@@ -274,6 +274,18 @@ func (s *megatronRank) elements() int64 {
 	return sum
 }
 
+// trained returns the number of parameters of the rank that are trained.
+func (s *megatronRank) trained() (sum int64) {
+	for _, c := range s.chunks {
+		for _, p := range c.parameters {
+			if !p.Frozen {
+				sum += p.Elements
+			}
+		}
+	}
+	return sum
+}
+
 func leastMultiple(a, b int64) int64 {
 	x, y := a, b
 	for y > 0 {
@@ -285,13 +297,15 @@ func leastMultiple(a, b int64) int64 {
 // makeParameters allocates parameters and gradient buffers. The distributed optimizer moves parameters into buffers,
 // too.
 func (s *megatronRank) makeParameters(buffers []gradientBuffer) {
-	var elements int64
-	for _, b := range buffers {
-		for _, p := range b.parameters {
-			elements += p.Elements
+	elements := s.elements()
+	why := because("%s parameters of pipeline stage %d in %v", ledger.Count(elements), s.stage, s.ParameterType)
+	for _, c := range s.chunks {
+		for _, p := range c.parameters {
+			if p.Frozen { // buffers have trained parameters only
+				s.hold(p.Elements*s.ParameterType.Size(), ledger.Parameters, why)
+			}
 		}
 	}
-	why := because("%s parameters of pipeline stage %d in %v", ledger.Count(elements), s.stage, s.ParameterType)
 	for _, b := range buffers {
 		if s.Distributed {
 			s.hold(s.storedBytes(b), ledger.Parameters, why)

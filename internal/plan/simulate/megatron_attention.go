@@ -1,6 +1,8 @@
 package simulate
 
 import (
+	"slices"
+
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/autograd"
@@ -100,8 +102,13 @@ func (p *megatronPass) saving(o autograd.Operation, inputs ...*autograd.Tensor) 
 
 // narrow runs a linear layer that every rank has in full.
 func (p *megatronPass) narrow(x *autograd.Tensor, name string, out int64) *autograd.Tensor {
-	return p.do(p.savingInput(autograd.Operation{Inputs: with(x, p.weight(name+".weight"))}, x),
-		x.Elements/p.Hidden*out, false)
+	o, rows := autograd.Operation{Inputs: with(x, p.weight(name+".weight"))}, x.Elements/p.Hidden
+	if !p.isFrozen(name) {
+		o = p.savingInput(o, x)
+	}
+	return p.adapted(p.do(o, rows*out, false), x, name, func(x *autograd.Tensor, adapter string) *autograd.Tensor {
+		return p.whole(x, adapter, rows)
+	})
 }
 
 // crossAttend runs the attention of a decoder on the encoder's output.
@@ -142,6 +149,11 @@ func (p *megatronPass) checkpoint(module string, body func(*autograd.Tensor) *au
 		p.prefix = prefix
 		defer func() { p.prefix = before }()
 		return body(x)
+	}
+	if !slices.ContainsFunc(inputs, (*autograd.Tensor).NeedsGradient) {
+		var y *autograd.Tensor // that needs none either, whatever is trained inside (CheckpointFunction)
+		p.tape.WithoutGradients(func() { y = again(inputs[0]) })
+		return y
 	}
 	return p.tape.Checkpoint(autograd.Checkpoint{Reentrant: true}, inputs[0], again, inputs[1:]...)
 }

@@ -6,6 +6,7 @@ import (
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/megatron"
+	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/plan/autograd"
 )
 
@@ -34,12 +35,40 @@ func (p *megatronPass) linear(x *autograd.Tensor, name string, out int64, adds b
 	if rows*in > x.Elements {
 		gathered = p.size(rows * in)
 	}
-	if !p.TransformerEngine() {
+	if !p.TransformerEngine() && w.NeedsGradient() {
 		p.gather(gathered)
 		gathered = 0
 	}
-	return p.do(p.savingInput(autograd.Operation{Inputs: with(x, w, bias), Scratch: gathered,
-		BackwardScratch: gathered}, x), rows*out, false)
+	o := autograd.Operation{Inputs: with(x, w, bias), Scratch: gathered, BackwardScratch: gathered}
+	seen := x // by the adapter
+	if gathered > 0 && p.isAdapted(name) && p.fusesNorm(name) && p.Adapter.Program == recipe.BridgeTuner {
+		// return_layernorm_output_gathered: the layer gathers no tensor of its own.
+		seen, o.Scratch = p.gatherForAdapter(x, rows*in), 0
+	}
+	switch {
+	case !p.isFrozen(name):
+		o = p.savingInput(o, x)
+	case p.isAdapted(name) && p.fusesNorm(name): // return_layernorm_output keeps the norm's result
+		o = p.saving(o, x)
+	}
+	y := p.adapted(p.do(o, rows*out, false), seen, name, func(x *autograd.Tensor, adapter string) *autograd.Tensor {
+		return p.beside(x, adapter, in, rows, p.Degrees.Tensor)
+	})
+	if seen != x {
+		p.tape.Drop(seen)
+	}
+	return y
+}
+
+// fusesNorm reports whether Transformer Engine has a linear layer and the norm before it in one module.
+func (p *megatronPass) fusesNorm(name string) bool {
+	switch name {
+	case "self_attention.linear_qkv", "mlp.linear_fc1":
+		return p.TransformerEngine()
+	case "self_attention.linear_q_up_proj", "self_attention.linear_kv_up_proj":
+		return p.TransformerEngine() && p.QKNorm
+	}
+	return false
 }
 
 // savingInput has a linear layer save its input, in fp8 if it computes in fp8.
@@ -65,12 +94,18 @@ func (p *megatronPass) project(x *autograd.Tensor, name string) *autograd.Tensor
 	w := p.weight(name + ".weight")
 	in := w.Elements / p.Hidden
 	rows := x.Elements / in
-	o := p.savingInput(autograd.Operation{Inputs: with(x, w)}, x)
+	o := autograd.Operation{Inputs: with(x, w)}
+	if !p.isFrozen(name) {
+		o = p.savingInput(o, x)
+	}
+	own := rows
 	if p.gathered(1) > 0 {
 		o.Scratch, o.BackwardScratch = p.size(rows*p.Hidden), p.size(rows*p.Hidden)
-		rows /= p.Degrees.Tensor
+		own /= p.Degrees.Tensor
 	}
-	return p.do(o, rows*p.Hidden, false)
+	return p.adapted(p.do(o, own*p.Hidden, false), x, name, func(x *autograd.Tensor, adapter string) *autograd.Tensor {
+		return p.behind(x, adapter, rows, own, p.Degrees.Tensor)
+	})
 }
 
 // add adds bias and dropout to a result, and the result to the residual stream (fused_bias_dropout.py).

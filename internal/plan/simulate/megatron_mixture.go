@@ -141,7 +141,14 @@ func (p *megatronPass) experts(x *autograd.Tensor, tokens int64) *autograd.Tenso
 		second = append(second, with(p.weight(name+"linear_fc2.weight"))...)
 		bias = append(bias, with(p.weight(name+"linear_fc1.bias"), p.weight(name+"linear_fc2.bias"))...)
 	}
-	y := p.do(p.savingInput(autograd.Operation{Inputs: append(with(x), first...)}, x), tokens*width*p.Gates(), false)
+	product := func(x *autograd.Tensor, weights []*autograd.Tensor, layer string, elements int64) *autograd.Tensor {
+		o := autograd.Operation{Inputs: append(with(x), weights...)}
+		if weights[0].NeedsGradient() {
+			o = p.savingInput(o, x)
+		}
+		return p.besideExperts(p.do(o, elements, false), x, layer, tokens)
+	}
+	y := product(x, first, "linear_fc1", tokens*width*p.Gates())
 	p.tape.Drop(x)
 	act := func(y *autograd.Tensor) *autograd.Tensor {
 		return p.tape.Scope(func() *autograd.Tensor {
@@ -157,7 +164,7 @@ func (p *megatronPass) experts(x *autograd.Tensor, tokens int64) *autograd.Tenso
 		p.discard(z)
 	}
 	p.tape.Drop(y)
-	y = p.do(p.savingInput(autograd.Operation{Inputs: append(with(z), second...)}, z), tokens*p.Hidden, false)
+	y = product(z, second, "linear_fc2", tokens*p.Hidden)
 	p.tape.Drop(z)
 	if !p.GroupedGEMM && p.Experts/p.Degrees.Expert > 1 { // the results of experts are joined
 		y = p.pass(y, y.Elements)

@@ -6,6 +6,7 @@ import (
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/megatron"
+	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/plan/autograd"
 )
 
@@ -28,7 +29,7 @@ func (s *megatronRank) newPass(c *modelChunk) *megatronPass {
 	p.tape = autograd.NewTape(s.gpu, reasonOf("gradients of weights, until they are added to the gradient buffer"))
 	for _, from := range c.parameters {
 		p.parameters[from.Name] = &autograd.Parameter{Name: from.Name, Elements: from.Elements, DType: s.ParameterType,
-			Trainable: true, OnGradient: func(x *autograd.Parameter) { x.DropGradient() }}
+			Trainable: !from.Frozen, OnGradient: func(x *autograd.Parameter) { x.DropGradient() }}
 	}
 	return p
 }
@@ -39,6 +40,14 @@ func (p *megatronPass) weight(name string) *autograd.Tensor {
 		return x.Tensor()
 	}
 	return nil
+}
+
+// trained returns the weight of a layer, or the copy that is trained in its place.
+func (p *megatronPass) trained(name string) *autograd.Tensor {
+	if w := p.weight(megatron.TrainedCopy(name)); w != nil {
+		return w
+	}
+	return p.weight(name + ".weight")
 }
 
 // with returns the tensors that are not nil.
@@ -102,6 +111,11 @@ func (p *megatronPass) forward() *autograd.Tensor {
 		var x *autograd.Tensor
 		if p.chunk.Embedding {
 			x = p.embed(p.full())
+			if p.Adapter != nil && (p.Recompute == "full" || p.Adapter.Program == recipe.SwiftTuner) {
+				// Checkpoints are run again if an input needs a gradient: maybe_enable_recompute_inputs_grad of
+				// Megatron-Bridge, and GPTModel._preprocess of mcore-bridge.
+				p.tape.RequireGradient(x)
+			}
 		} else {
 			x = p.tape.New(p.local()*p.Hidden, p.ParameterType)
 			p.tape.RequireGradient(x)
@@ -150,7 +164,7 @@ func (p *megatronPass) embed(tokens int64) *autograd.Tensor {
 	defer p.in(ledger.EmbeddingActivations, "embeddings of tokens and positions")()
 	return p.tape.Scope(func() *autograd.Tensor {
 		n := tokens * p.Hidden
-		x := p.do(autograd.Operation{Inputs: with(p.weight("embedding.word_embeddings.weight"))}, n, false)
+		x := p.do(autograd.Operation{Inputs: with(p.trained("embedding.word_embeddings"))}, n, false)
 		if at := p.weight("embedding.position_embeddings.weight"); at != nil {
 			y := p.do(autograd.Operation{Inputs: with(x, at), Shared: []bool{true, false}}, n, false)
 			p.tape.Drop(x)
@@ -279,15 +293,21 @@ func (p *megatronPass) loss(x *autograd.Tensor) *autograd.Tensor {
 		rows *= p.Degrees.Tensor
 	}
 	width := p.Vocabulary / p.Degrees.Tensor
-	name := "output_layer.weight"
-	if p.parameters[name] == nil {
-		name = "embedding.word_embeddings.weight"
+	weight := p.trained("output_layer")
+	if weight == nil {
+		weight = p.weight("embedding.word_embeddings.weight")
 	}
-	p.gather(p.gathered(p.Hidden))
+	o := autograd.Operation{Inputs: with(x, weight)}
+	if weight.NeedsGradient() {
+		o.Saved = with(x)
+		p.gather(p.gathered(p.Hidden))
+	} else { // linear_with_frozen_weight
+		o.Scratch, o.BackwardScratch = p.gathered(p.Hidden), p.gathered(p.Hidden)
+	}
 	if p.Policy != nil && p.Policy.Loss.Fused > 0 {
-		return p.lossOfHidden(x, p.weight(name), rows)
+		return p.lossOfHidden(x, weight, rows)
 	}
-	logits := p.do(autograd.Operation{Inputs: with(x, p.weight(name)), Saved: with(x)}, rows*width, false)
+	logits := p.do(o, rows*width, false)
 	if bias := p.outputBias(); bias != nil {
 		o := autograd.Operation{Inputs: with(logits, bias), Shared: []bool{true, false}}
 		biased := p.do(o, logits.Elements, false)

@@ -11,6 +11,8 @@ import (
 // unmodelledOfMegatron returns what a job of Megatron-LM does whose time has no basis, or "".
 func unmodelledOfMegatron(j *megatron.Job) string {
 	switch {
+	case j.Adapter != nil:
+		return "adapters on layers of Megatron core"
 	case j.Kind == megatron.T5:
 		return "an encoder beside a decoder"
 	case j.FP8 != "" && j.GPU.Capability < 89:

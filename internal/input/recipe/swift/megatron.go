@@ -23,7 +23,8 @@ var Megatron = &recipe.Kind{Name: "training of ms-swift by Megatron core", Flag:
 	Arguments: func(d *strict.Document) (recipe.MadeArguments, error) {
 		m := &megatronReader{Document: d, made: &strict.Value{Kind: '{'}}
 		err := m.read()
-		return recipe.MadeArguments{Root: m.made, Notes: m.notes, Reference: m.reference}, err
+		return recipe.MadeArguments{Root: m.made, Notes: m.notes, Reference: m.reference, Pairs: m.pairs,
+			Adapter: m.adapter}, err
 	}}
 
 //go:embed megatron_ignored.txt
@@ -46,13 +47,13 @@ var (
 	megatronRead = strings.Fields(`recompute_granularity attention_backend sequence_parallel
 		virtual_pipeline_model_parallel_size microbatch_group_size_per_vp_stage gradient_accumulation_fusion
 		bias_activation_fusion model torch_dtype fp16 bf16 max_length packing_length padding_free tuner_type rlhf_type
-		task_type save_safetensors cross_entropy_loss_fusion use_distributed_optimizer moe_grouped_gemm megatron_sft
-		megatron_rlhf`)
+		task_type save_safetensors merge_lora cross_entropy_loss_fusion use_distributed_optimizer moe_grouped_gemm megatron_sft
+		megatron_rlhf lora_rank lora_dropout lora_bias target_modules target_regex modules_to_save`)
 )
 
 // megatronRefused are keys that change memory in ways that are not planned, and why.
 var megatronRefused = []struct{ keys, why string }{
-	{"adapters mcore_adapter ref_adapters mcore_ref_adapter", "it trains adapters"},
+	{"adapters mcore_adapter ref_adapters mcore_ref_adapter", "it loads adapters"},
 	{"freeze_llm freeze_parameters freeze_parameters_regex freeze_parameters_ratio trainable_parameters " +
 		"trainable_parameters_regex", "it trains a part of the parameters"},
 	{"new_special_tokens", "it makes the vocabulary longer"},
@@ -73,10 +74,12 @@ type megatronReader struct {
 	made      *strict.Value
 	notes     []recipe.Note
 	reference bool // a second model without gradients
+	pairs     bool // of sequences
+	adapter   *recipe.CoreAdapter
 }
 
 func (m *megatronReader) read() error {
-	for _, step := range []func() error{m.known, m.refuse, m.answers, m.lengths, m.same, m.model} {
+	for _, step := range []func() error{m.known, m.refuse, m.adapt, m.answers, m.lengths, m.same, m.model} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -154,10 +157,10 @@ func (m *megatronReader) known() error {
 
 // refuse refuses what is not planned.
 func (m *megatronReader) refuse() error {
-	const instead = "plimsoll plans trainings of all parameters of a text model by megatron sft, pt and rlhf with dpo"
-	if v := m.find("tuner_type"); v != nil && v.Text != "full" {
-		return m.Inputf(v.At, "tuner_type is %s: adapters on layers of Megatron core are not planned yet", v).
-			WithHint(instead)
+	const instead = "plimsoll plans trainings of a text model, of all parameters or with lora, by megatron sft, pt " +
+		"and rlhf with dpo"
+	if v := m.find("tuner_type"); v != nil && v.Text != "full" && v.Text != "lora" {
+		return m.Inputf(v.At, "tuner_type is %s, which is not planned yet", v).WithHint(instead)
 	}
 	if v := m.find("task_type"); v != nil && v.Text != "causal_lm" {
 		return m.Inputf(v.At, "task_type is %s: it trains another head, which is not planned yet", v).WithHint(instead)
@@ -185,13 +188,17 @@ func (m *megatronReader) answers() error {
 		return m.Inputf(v.At, "rlhf_type is %s, which is not planned yet for Megatron core", v).
 			WithHint("plimsoll plans dpo")
 	}
-	m.reference = true
+	m.pairs, m.reference = true, m.adapter == nil
 	if m.isOn("fp8_param_gather") {
 		return m.Inputf(m.find("fp8_param_gather").At, "fp8_param_gather is true beside a second model, which is not "+
 			"planned yet").WithHint("leave it out")
 	}
-	m.note(m.Root.At, "DPO: each sequence of a micro batch is a pair, of what was chosen and what was not; the other "+
-		"model's pass keeps nothing, and its logits are those of the pass after it")
+	other := "the other model's pass"
+	if m.adapter != nil {
+		other = "the pass without adapters, which stands for another model,"
+	}
+	m.note(m.Root.At, "DPO: each sequence of a micro batch is a pair, of what was chosen and what was not; %s keeps "+
+		"nothing, and its logits are those of the pass after it", other)
 	return nil
 }
 
@@ -235,7 +242,12 @@ func (m *megatronReader) defaults() {
 	if !m.isOff("padding_free") {
 		m.give("no_create_attention_mask_in_dataloader", "padding_free", true)
 	}
-	if !m.isOff("save_safetensors") {
+	switch {
+	case m.isOff("save_safetensors"):
+	case m.adapter != nil && m.isOff("merge_lora"):
+		m.note(m.Root.At, "save_safetensors: the adapters are saved tensor by tensor, and what this takes on the host "+
+			"is not in the plan")
+	default:
 		m.note(m.Root.At, "save_safetensors: the weights are saved tensor by tensor, in files of max_shard_size, and "+
 			"what this takes on the host is not in the plan")
 	}
