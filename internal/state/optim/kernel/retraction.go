@@ -1,0 +1,418 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"slices"
+	"unsafe"
+
+	"plimsoll/internal/state/optim/kernel/abi"
+)
+
+// Retraction is what it takes to retract an update of a chunk, to the bit, as long as its gradients are there. It is
+// written before the update, and takes a byte a parameter.
+//
+// The state after an update and the gradients nearly determine the state before: the inverse of each formula gives it
+// within a few units of the last place. So the log has differences, as integers, between the bits that were there and
+// those that the inverse gives. The inverse is in float64, and its result is rounded to binary32. From g after gradScale
+// and l2Penalty, and u = m/d of the update,
+//
+//	p = (p - stepSize·u) · (1 / (1 + decay)), and 0 where p = stepSize·u
+//	m = (m - oneMinusBeta1·g) · (1 / beta1), and 0 where m = oneMinusBeta1·g
+//	v = (v - oneMinusBeta2·(g·g)) · (1 / beta2), and 0 where v = oneMinusBeta2·(g·g)
+//
+// What is infinite or NaN counts as 0. The products that the right sides are compared with are operations of the
+// package's contract. Processors agree on all of this, so any set of kernels retracts what any other has noted.
+//
+// m takes 3 bits, v and p take 2. The last code of each says that the difference is larger: it is then in a list of
+// escapes. An update of which the list has no room cannot be retracted, and is not to be made. Such are those of
+// gradients that are not finite, and the first few of a training, in which v is several times larger than before.
+type Retraction struct{ bytes []byte }
+
+const (
+	// retractionHead are the sums of the streams before the update, in the order of [Sums]; see [Retraction.Sums].
+	retractionHead = 64
+	// A block of elements has a bit of its codes in each plane: of m the first, then of v, then of p.
+	retractionPlanes = 7
+	planesOfBlock    = retractionPlanes * Block / 8 // bytes
+	// leastEscapes is the room for escapes, in bytes, that the smallest chunk has.
+	leastEscapes = 64
+	// An escape is a difference of 16 bits. This one says that the bits before the update follow, as they were.
+	isVerbatim = math.MinInt16
+)
+
+// codeOf says how differences of a stream are coded.
+type codeOf struct {
+	plane, bits int // the first plane, and how many
+}
+
+var codesOf = struct{ p, m, v codeOf }{m: codeOf{0, 3}, v: codeOf{3, 2}, p: codeOf{5, 2}}
+
+// reach is the largest difference that has a code.
+func (c codeOf) reach() uint32 { return 1<<(c.bits-1) - 1 }
+
+// escape is the code of all larger ones.
+func (c codeOf) escape() uint32 { return 1<<c.bits - 1 }
+
+// RetractionBytes returns the size of the log of a chunk: a byte for each element, and more for small chunks.
+func RetractionBytes(elements int) int {
+	blocks := (elements + Block - 1) / Block
+	return (max(elements, retractionHead+planesOfBlock*blocks+leastEscapes) + 63) &^ 63
+}
+
+// RetractionIn returns the log in some memory, which must be aligned to a cache line and have the size of
+// [RetractionBytes].
+func RetractionIn(memory []byte) Retraction { return Retraction{memory} }
+
+// Retractable refuses formats whose updates cannot be retracted.
+func (f Format) Retractable() error {
+	switch {
+	case f.Algorithm != Adam:
+		return fmt.Errorf("the optimizer is %v: expected AdamW or Adam", f.Algorithm)
+	case f.Moments != MomentsFP32:
+		return fmt.Errorf("moments are %v: expected fp32", f.Moments)
+	case f.State == Split24:
+		return errors.New("state is split24: expected split or fp32")
+	}
+	return nil
+}
+
+// Sums returns where the sums of the streams before the update are, in the order of [Sums]. [Set.PrepareRetraction] does
+// not write them: whoever updates a chunk may know them already.
+func (r Retraction) Sums() *[abi.UndoStreams]uint64 {
+	return (*[abi.UndoStreams]uint64)(view[uint64](r.bytes[:8*abi.UndoStreams]))
+}
+
+// planes returns the planes of a block.
+func (r Retraction) planes(block int) *planes {
+	return (*planes)(view[uint16](r.bytes[retractionHead+planesOfBlock*block:][:planesOfBlock]))
+}
+
+// escapes returns the list of escapes of a chunk of so many elements.
+func (r Retraction) escapes(elements int) escapes {
+	return escapes{view[uint16](r.bytes[retractionHead+planesOfBlock*((elements+Block-1)/Block):])}
+}
+
+// planes has the codes of a block: 16 elements in a word.
+type planes [retractionPlanes * Block / 16]uint16
+
+// escapes is a list, or the rest of one.
+type escapes struct{ left []uint16 }
+
+// put appends the difference of a number from what it was, and reports whether there was room.
+func (e *escapes) put(was, hat uint32) bool {
+	by := int32(was - hat)
+	if isVerbatim < by && by <= math.MaxInt16 {
+		if len(e.left) < 1 {
+			return false
+		}
+		e.left[0], e.left = uint16(by), e.left[1:]
+		return true
+	}
+	if len(e.left) < 3 {
+		return false
+	}
+	e.left[0], e.left[1], e.left[2] = 1<<15, uint16(was), uint16(was>>16)
+	e.left = e.left[3:]
+	return true
+}
+
+// take returns what a number was. ok is false if the list has ended.
+func (e *escapes) take(hat uint32) (was uint32, ok bool) {
+	size := 1
+	if len(e.left) > 0 && e.left[0] == 1<<15 {
+		size = 3
+	}
+	if len(e.left) < size {
+		return 0, false
+	}
+	was = hat + uint32(int32(int16(e.left[0])))
+	if size == 3 {
+		was = uint32(e.left[1]) | uint32(e.left[2])<<16
+	}
+	e.left = e.left[size:]
+	return was, true
+}
+
+// numbers are the bits of the numbers of a block.
+type numbers [Block]uint32
+
+// streams are the numbers of a block that an update replaces.
+type streams struct{ p, m, v numbers }
+
+// retractor retracts updates of a format, or prepares that, block by block.
+type retractor struct {
+	set     Set
+	format  Format
+	k       scalars
+	inverse struct{ p, m, v float64 }
+	after   buffers // the state after the update, and its gradients
+	was     streams // the state before it
+	hat     streams // what the inverse makes of the state after it
+}
+
+func (s Set) retractor(f Format, constants *Constants) *retractor {
+	r := &retractor{set: s, format: f, k: constants.scalars()}
+	r.inverse.p = 1 / (1 + float64(r.k[abi.Decay]))
+	r.inverse.m = 1 / float64(r.k[abi.Beta1])
+	r.inverse.v = 1 / float64(r.k[abi.Beta2])
+	return r
+}
+
+// PrepareRetraction writes the log for an update that is still to be made. It reports false if the update could not be
+// retracted: then it must not be made.
+func (s Set) PrepareRetraction(f Format, constants *Constants, c Chunk, log Retraction) bool {
+	n := c.check(f)
+	r, list := s.retractor(f, constants), log.escapes(n)
+	for first := 0; first < n; first += Block {
+		part := c.Slice(first, min(first+Block, n))
+		if !r.copiesMaster(&part) {
+			return false
+		}
+		r.foresee(&part)
+		if !log.planes(first/Block).encode(&r.was, &r.hat, part.Len(), &list) {
+			return false
+		}
+	}
+	return true
+}
+
+// copiesMaster reports whether the parameters are what storing the master weights makes of them. A program may have
+// written others, which the log does not have.
+func (r *retractor) copiesMaster(c *Chunk) bool {
+	if r.format.State != FP32 || !r.format.hasParameter() {
+		return true
+	}
+	copied := r.after.old[:c.Len()]
+	r.set.store(Array{r.format.Parameter, bytesOf(copied)}, c.Master)
+	return slices.Equal(copied, c.Parameter)
+}
+
+// foresee sets the state before an update that is still to be made, and what the inverse will make of it.
+func (r *retractor) foresee(c *Chunk) {
+	n := c.Len()
+	r.was.load(r.format, c)
+	r.after.load(r.set, r.format, c)
+	r.after.update(r.set, r.format, &r.k, n)
+	r.invertMaster(n)
+	r.invertMoments(n)
+}
+
+// load sets the numbers to those of a chunk of up to Block elements.
+func (s *streams) load(f Format, c *Chunk) {
+	copy(s.m[:], view[uint32](c.Moments[0].Data))
+	copy(s.v[:], view[uint32](c.Moments[1].Data))
+	if f.State == FP32 {
+		copy(s.p[:], view[uint32](bytesOf(c.Master)))
+		return
+	}
+	low := c.Low[:len(c.Parameter)]
+	for i, parameter := range c.Parameter {
+		s.p[i] = math.Float32bits(Merge(parameter, low[i]))
+	}
+}
+
+// invertMaster sets what the inverse makes of master weights.
+func (r *retractor) invertMaster(n int) {
+	var p, m, v, u vector = r.after.weights[:n], r.after.first[:n], r.after.second[:n], r.after.scratch[:n]
+	r.set.sqrt(u, v)
+	r.set.fmaPlus(u, r.k[abi.InverseRootBias2], u, r.k[abi.Epsilon])
+	r.set.div(u, m, u)
+	r.hat.p.invert(p, r.k[abi.StepSize], u, r.inverse.p)
+}
+
+// invertMoments sets what the inverse makes of moments. The gradients have their scale and penalty.
+func (r *retractor) invertMoments(n int) {
+	var g, m, v, squares vector = r.after.gradient[:n], r.after.first[:n], r.after.second[:n], r.after.scratch[:n]
+	r.hat.m.invert(m, r.k[abi.OneMinusBeta1], g, r.inverse.m)
+	r.set.square(squares, g)
+	r.hat.v.invert(v, r.k[abi.OneMinusBeta2], squares, r.inverse.v)
+}
+
+// invert sets numbers to (after - factor·added) · inverse.
+func (to *numbers) invert(after vector, factor float32, added vector, inverse float64) {
+	hat, added, wide := to[:len(after)], added[:len(after)], float64(factor)
+	for i, x := range after {
+		product := factor * added[i]
+		if tiny(product) {
+			product = mul(factor, added[i])
+		}
+		before := (float64(x) - wide*float64(added[i])) * inverse // the product is exact
+		number := float32(before)
+		if tiny(number) {
+			number = round(before)
+		}
+		hat[i] = math.Float32bits(number)
+		if x == product || hat[i]&exponents == exponents {
+			hat[i] = 0
+		}
+	}
+}
+
+// encode writes the codes of n numbers, and appends escapes to the list. It reports whether the list had room.
+func (to *planes) encode(was, hat *streams, n int, list *escapes) bool {
+	var codes [Block]uint8
+	for i := range n {
+		codes[i] = codesOf.m.code(was.m[i]-hat.m[i]) | codesOf.v.code(was.v[i]-hat.v[i]) |
+			codesOf.p.code(was.p[i]-hat.p[i])
+	}
+	for first := 0; first < Block; first += 8 {
+		eight := binary.LittleEndian.Uint64(codes[first:])
+		for plane := range retractionPlanes {
+			to.bytes()[plane*Block/8+first/8] = bitOfEach(eight, plane)
+		}
+	}
+	return to.escape(was, hat, list)
+}
+
+// code returns the code of a difference at its place among those of an element.
+func (c codeOf) code(difference uint32) uint8 {
+	return uint8(min(difference+c.reach(), c.escape()) << c.plane)
+}
+
+// bitOfEach returns a bit of each of eight bytes.
+func bitOfEach(eight uint64, bit int) byte {
+	return byte(eight >> bit & 0x0101010101010101 * 0x0102040810204080 >> 56)
+}
+
+// escape appends the numbers whose codes say so: of p, of m and then of v, as [retractor.retract] needs them.
+func (to *planes) escape(was, hat *streams, list *escapes) bool {
+	return to.put(codesOf.p, &was.p, &hat.p, list) && to.put(codesOf.m, &was.m, &hat.m, list) &&
+		to.put(codesOf.v, &was.v, &hat.v, list)
+}
+
+func (to *planes) put(of codeOf, was, hat *numbers, list *escapes) bool {
+	for word := range Block / 16 {
+		for escaped := to.escaped(of, word); escaped != 0; escaped &= escaped - 1 {
+			i := 16*word + bits.TrailingZeros16(escaped)
+			if !list.put(was[i], hat[i]) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// escaped returns which numbers of a word have no code.
+func (from *planes) escaped(of codeOf, word int) uint16 {
+	escaped := ^uint16(0)
+	for plane := range of.bits {
+		escaped &= from[(of.plane+plane)*Block/16+word]
+	}
+	return escaped
+}
+
+// bytes returns the planes in bytes, with eight elements in each.
+func (from *planes) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(from)), planesOfBlock) }
+
+// Retract restores a chunk to what it was before an update that [Set.PrepareRetraction] has prepared, beginning at
+// element first, which is the first of a tile. It keeps an undo log, unless u is empty. It reports false if the log of the
+// retraction is not one of such an update: memory has changed.
+func (s Set) Retract(f Format, constants *Constants, c Chunk, log Retraction, first int, u Undo) bool {
+	n := c.check(f)
+	r, list := s.retractor(f, constants), log.escapes(n)
+	for block := 0; block < n; block += Block {
+		end := min(block+Block, n)
+		codes := log.planes(block / Block)
+		if end <= first {
+			if !codes.skip(&list) {
+				return false
+			}
+			continue
+		}
+		part := c.Slice(block, end)
+		if !r.retract(&part, codes, &list) {
+			return false
+		}
+		for at := max(block, first); at < end; at += f.granule() {
+			tile := c.Slice(at, min(at+f.granule(), end))
+			if u.bytes != nil {
+				u.keep(f, &tile, at)
+			}
+			r.put(&tile, at-block)
+		}
+	}
+	return true
+}
+
+// skip skips the escapes of a block.
+func (from *planes) skip(list *escapes) bool {
+	for _, of := range []codeOf{codesOf.p, codesOf.m, codesOf.v} {
+		for word := range Block / 16 {
+			for range bits.OnesCount16(from.escaped(of, word)) {
+				if _, ok := list.take(0); !ok {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}
+
+// retract sets the state before an update that was made.
+func (r *retractor) retract(c *Chunk, codes *planes, list *escapes) bool {
+	n := c.Len()
+	r.after.load(r.set, r.format, c)
+	var p, g vector = r.after.weights[:n], r.after.gradient[:n]
+	r.invertMaster(n)
+	if !codes.decode(codesOf.p, &r.was.p, &r.hat.p, list) {
+		return false
+	}
+	for i := range p {
+		p[i] = flush(math.Float32frombits(r.was.p[i]))
+	}
+	r.set.mul(g, r.k[abi.GradScale], g)
+	r.set.fma(g, r.k[abi.L2Penalty], p, g)
+	r.invertMoments(n)
+	return codes.decode(codesOf.m, &r.was.m, &r.hat.m, list) && codes.decode(codesOf.v, &r.was.v, &r.hat.v, list)
+}
+
+// decode sets what numbers were.
+func (from *planes) decode(of codeOf, was, hat *numbers, list *escapes) bool {
+	bytes := from.bytes()
+	for first := 0; first < Block; first += 8 {
+		eight := uint64(0)
+		for plane := range of.bits {
+			eight |= spreadBits(bytes[(of.plane+plane)*Block/8+first/8]) << plane
+		}
+		for i := first; i < first+8; i++ {
+			was[i] = hat[i] + uint32(eight&0xff) - of.reach()
+			eight >>= 8
+		}
+	}
+	for word := range Block / 16 {
+		for escaped := from.escaped(of, word); escaped != 0; escaped &= escaped - 1 {
+			i, ok := 16*word+bits.TrailingZeros16(escaped), false
+			if was[i], ok = list.take(hat[i]); !ok {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// spreadBits returns a byte for each bit: 1 or 0.
+func spreadBits(b byte) uint64 {
+	return (uint64(b)*0x0101010101010101&0x8040201008040201 + 0x7f7f7f7f7f7f7f7f) >> 7 & 0x0101010101010101
+}
+
+// put stores the state before the update in a part of a block that begins at an element.
+func (r *retractor) put(c *Chunk, at int) {
+	n := c.Len()
+	copy(view[uint32](c.Moments[0].Data), r.was.m[at:at+n])
+	copy(view[uint32](c.Moments[1].Data), r.was.v[at:at+n])
+	p := r.was.p[at : at+n]
+	if r.format.State == Split {
+		for i, word := range p {
+			c.Parameter[i], c.Low[i] = Separate(math.Float32frombits(word))
+		}
+		return
+	}
+	copy(view[uint32](bytesOf(c.Master)), p)
+	if r.format.hasParameter() {
+		r.set.store(Array{r.format.Parameter, bytesOf(c.Parameter)}, c.Master)
+	}
+}
