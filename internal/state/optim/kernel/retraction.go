@@ -80,7 +80,7 @@ func (f Format) Retractable() error {
 	return nil
 }
 
-// Sums returns where the sums of the streams before the update are, in the order of [Sums]. [Set.PrepareRetraction] does
+// Sums returns where the sums of the streams before the update are, in the order of [Sums]. [Retractor.Prepare] does
 // not write them: whoever updates a chunk may know them already.
 func (r Retraction) Sums() *[abi.UndoStreams]uint64 {
 	return (*[abi.UndoStreams]uint64)(view[uint64](r.bytes[:8*abi.UndoStreams]))
@@ -143,8 +143,9 @@ type numbers [Block]uint32
 // streams are the numbers of a block that an update replaces.
 type streams struct{ p, m, v numbers }
 
-// retractor retracts updates of a format, or prepares that, block by block.
-type retractor struct {
+// Retractor retracts updates, or prepares that, block by block. It has the memory for a block. One goroutine at a time
+// may use it.
+type Retractor struct {
 	set     Set
 	format  Format
 	k       scalars
@@ -154,19 +155,20 @@ type retractor struct {
 	hat     streams // what the inverse makes of the state after it
 }
 
-func (s Set) retractor(f Format, constants *Constants) *retractor {
-	r := &retractor{set: s, format: f, k: constants.scalars()}
+// begin readies the retractor for a chunk, and returns its length.
+func (r *Retractor) begin(s Set, f Format, constants *Constants, c *Chunk) int {
+	r.set, r.format, r.k = s, f, constants.scalars()
 	r.inverse.p = 1 / (1 + float64(r.k[abi.Decay]))
 	r.inverse.m = 1 / float64(r.k[abi.Beta1])
 	r.inverse.v = 1 / float64(r.k[abi.Beta2])
-	return r
+	return c.check(f)
 }
 
-// PrepareRetraction writes the log for an update that is still to be made. It reports false if the update could not be
-// retracted: then it must not be made.
-func (s Set) PrepareRetraction(f Format, constants *Constants, c Chunk, log Retraction) bool {
-	n := c.check(f)
-	r, list := s.retractor(f, constants), log.escapes(n)
+// Prepare writes the log for an update that is still to be made. It reports false if the update could not be retracted:
+// then it must not be made.
+func (r *Retractor) Prepare(s Set, f Format, constants *Constants, c Chunk, log Retraction) bool {
+	n := r.begin(s, f, constants, &c)
+	list := log.escapes(n)
 	for first := 0; first < n; first += Block {
 		part := c.Slice(first, min(first+Block, n))
 		if !r.copiesMaster(&part) {
@@ -182,7 +184,7 @@ func (s Set) PrepareRetraction(f Format, constants *Constants, c Chunk, log Retr
 
 // copiesMaster reports whether the parameters are what storing the master weights makes of them. A program may have
 // written others, which the log does not have.
-func (r *retractor) copiesMaster(c *Chunk) bool {
+func (r *Retractor) copiesMaster(c *Chunk) bool {
 	if r.format.State != FP32 || !r.format.hasParameter() {
 		return true
 	}
@@ -192,7 +194,7 @@ func (r *retractor) copiesMaster(c *Chunk) bool {
 }
 
 // foresee sets the state before an update that is still to be made, and what the inverse will make of it.
-func (r *retractor) foresee(c *Chunk) {
+func (r *Retractor) foresee(c *Chunk) {
 	n := c.Len()
 	r.was.load(r.format, c)
 	r.after.load(r.set, r.format, c)
@@ -216,7 +218,7 @@ func (s *streams) load(f Format, c *Chunk) {
 }
 
 // invertMaster sets what the inverse makes of master weights.
-func (r *retractor) invertMaster(n int) {
+func (r *Retractor) invertMaster(n int) {
 	var p, m, v, u vector = r.after.weights[:n], r.after.first[:n], r.after.second[:n], r.after.scratch[:n]
 	r.set.sqrt(u, v)
 	r.set.fmaPlus(u, r.k[abi.InverseRootBias2], u, r.k[abi.Epsilon])
@@ -225,7 +227,7 @@ func (r *retractor) invertMaster(n int) {
 }
 
 // invertMoments sets what the inverse makes of moments. The gradients have their scale and penalty.
-func (r *retractor) invertMoments(n int) {
+func (r *Retractor) invertMoments(n int) {
 	var g, m, v, squares vector = r.after.gradient[:n], r.after.first[:n], r.after.second[:n], r.after.scratch[:n]
 	r.hat.m.invert(m, r.k[abi.OneMinusBeta1], g, r.inverse.m)
 	r.set.square(squares, g)
@@ -278,7 +280,7 @@ func bitOfEach(eight uint64, bit int) byte {
 	return byte(eight >> bit & 0x0101010101010101 * 0x0102040810204080 >> 56)
 }
 
-// escape appends the numbers whose codes say so: of p, of m and then of v, as [retractor.retract] needs them.
+// escape appends the numbers whose codes say so: of p, of m and then of v, as [Retractor.Retract] needs them.
 func (to *planes) escape(was, hat *streams, list *escapes) bool {
 	return to.put(codesOf.p, &was.p, &hat.p, list) && to.put(codesOf.m, &was.m, &hat.m, list) &&
 		to.put(codesOf.v, &was.v, &hat.v, list)
@@ -308,12 +310,12 @@ func (from *planes) escaped(of codeOf, word int) uint16 {
 // bytes returns the planes in bytes, with eight elements in each.
 func (from *planes) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(from)), planesOfBlock) }
 
-// Retract restores a chunk to what it was before an update that [Set.PrepareRetraction] has prepared, beginning at
+// Retract restores a chunk to what it was before an update that [Retractor.Prepare] has prepared, beginning at
 // element first, which is the first of a tile. It keeps an undo log, unless u is empty. It reports false if the log of the
 // retraction is not one of such an update: memory has changed.
-func (s Set) Retract(f Format, constants *Constants, c Chunk, log Retraction, first int, u Undo) bool {
-	n := c.check(f)
-	r, list := s.retractor(f, constants), log.escapes(n)
+func (r *Retractor) Retract(s Set, f Format, constants *Constants, c Chunk, log Retraction, first int, u Undo) bool {
+	n := r.begin(s, f, constants, &c)
+	list := log.escapes(n)
 	for block := 0; block < n; block += Block {
 		end := min(block+Block, n)
 		codes := log.planes(block / Block)
@@ -353,7 +355,7 @@ func (from *planes) skip(list *escapes) bool {
 }
 
 // retract sets the state before an update that was made.
-func (r *retractor) retract(c *Chunk, codes *planes, list *escapes) bool {
+func (r *Retractor) retract(c *Chunk, codes *planes, list *escapes) bool {
 	n := c.Len()
 	r.after.load(r.set, r.format, c)
 	var p, g vector = r.after.weights[:n], r.after.gradient[:n]
@@ -400,7 +402,7 @@ func spreadBits(b byte) uint64 {
 }
 
 // put stores the state before the update in a part of a block that begins at an element.
-func (r *retractor) put(c *Chunk, at int) {
+func (r *Retractor) put(c *Chunk, at int) {
 	n := c.Len()
 	copy(view[uint32](c.Moments[0].Data), r.was.m[at:at+n])
 	copy(view[uint32](c.Moments[1].Data), r.was.v[at:at+n])

@@ -75,7 +75,7 @@ func TestUpdatesAreRetracted(t *testing.T) {
 				fillTrained(r, f, c, &constants)
 				log := RetractionIn(make([]byte, RetractionBytes(c.Len())))
 				was, gradients := imageOf(c), bytes.Clone(c.Gradient.Data)
-				ok := set().PrepareRetraction(f, &constants, c, log)
+				ok := new(Retractor).Prepare(set(), f, &constants, c, log)
 				if !bytes.Equal(imageOf(c), was) || !bytes.Equal(c.Gradient.Data, gradients) {
 					t.Fatal("preparing has changed the chunk")
 				}
@@ -95,7 +95,7 @@ func TestUpdatesAreRetracted(t *testing.T) {
 						first = undo.Restore(f, c)
 					}
 				}
-				if !set().Retract(f, &constants, c, log, first, undo) {
+				if !new(Retractor).Retract(set(), f, &constants, c, log, first, undo) {
 					t.Fatal("the log was not taken for one")
 				}
 				if !bytes.Equal(imageOf(c), was) {
@@ -116,7 +116,7 @@ func (s Set) retractPart(t *rapid.T, f Format, constants *Constants, part, whole
 	blocks := (part.Len() + Block - 1) / Block
 	copy(copied.bytes, log.bytes[:retractionHead+planesOfBlock*blocks])
 	copied.bytes = append(copied.bytes[:retractionHead+planesOfBlock*blocks], bytesOf(log.escapes(whole.Len()).left)...)
-	if !s.Retract(f, constants, part, copied, first, undo) {
+	if !new(Retractor).Retract(s, f, constants, part, copied, first, undo) {
 		t.Fatal("the log of a part was not taken for one")
 	}
 }
@@ -135,7 +135,7 @@ func TestLogsAgree(t *testing.T) {
 				fillTrained(r, f, c, &constants)
 				var could []bool
 				for i, set := range testedSets(t) {
-					could = append(could, set.PrepareRetraction(f, &constants, c, logs[i]))
+					could = append(could, new(Retractor).Prepare(set, f, &constants, c, logs[i]))
 					if could[i] != could[0] || could[0] && !bytes.Equal(logs[i].bytes, logs[0].bytes) {
 						t.Fatalf("%v, step %d: %v writes another log than %v", f, step, set, testedSets(t)[0])
 					}
@@ -174,7 +174,7 @@ func TestRetractionsOfTraining(t *testing.T) {
 					c.Gradient.Put(i, float32(r.NormFloat64()*scale))
 				}
 				was := imageOf(c)
-				ok := set.PrepareRetraction(f, &constants, c, log)
+				ok := new(Retractor).Prepare(set, f, &constants, c, log)
 				set.Update(f, &constants, c)
 				after := imageOf(c)
 				if !ok {
@@ -183,7 +183,7 @@ func TestRetractionsOfTraining(t *testing.T) {
 					}
 					continue
 				}
-				if !set.Retract(f, &constants, c, log, 0, Undo{}) || !bytes.Equal(imageOf(c), was) {
+				if !new(Retractor).Retract(set, f, &constants, c, log, 0, Undo{}) || !bytes.Equal(imageOf(c), was) {
 					t.Fatalf("step %d: the retracted state is another", step+1)
 				}
 				set.Update(f, &constants, c)
@@ -218,7 +218,7 @@ func TestNoRoomForEscapes(t *testing.T) {
 		fillTrained(rand.New(rand.NewPCG(1, 1)), f, c, &constants)
 		test.spoil(c)
 		log := RetractionIn(make([]byte, RetractionBytes(c.Len())))
-		if got := Generic.PrepareRetraction(f, &constants, c, log); got != test.want {
+		if got := new(Retractor).Prepare(Generic, f, &constants, c, log); got != test.want {
 			t.Errorf("%s: can be retracted: %v, want %v", test.name, got, test.want)
 		}
 	}
@@ -235,8 +235,24 @@ func FuzzRetraction(f *testing.F) {
 		fill(rand.New(rand.NewPCG(1, 1)), format, c, false)
 		log := RetractionIn(make([]byte, RetractionBytes(c.Len())))
 		copy(log.bytes, text)
-		Generic.Retract(format, &constants, c, log, 0, Undo{})
+		new(Retractor).Retract(Generic, format, &constants, c, log, 0, Undo{})
 	})
+}
+
+// TestRetractionsAllocateNothing, as steps do.
+func TestRetractionsAllocateNothing(t *testing.T) {
+	for _, f := range retractable() {
+		for _, set := range testedSets(t) {
+			constants, c, r := steps(Adam)[0], plainChunk(f, 1000), new(Retractor)
+			log := RetractionIn(make([]byte, RetractionBytes(c.Len())))
+			if n := testing.AllocsPerRun(10, func() {
+				r.Prepare(set, f, &constants, c, log)
+				r.Retract(set, f, &constants, c, log, 0, Undo{})
+			}); n != 0 {
+				t.Errorf("%v, %v: %v allocations", set, f, n)
+			}
+		}
+	}
 }
 
 // TestRetractionBytes: a byte for each element of a chunk of the usual size.
@@ -257,15 +273,16 @@ func BenchmarkRetraction(b *testing.B) {
 	constants := steps(Adam)[1]
 	fillTrained(rand.New(rand.NewPCG(1, 3)), f, c, &constants)
 	log, undo := RetractionIn(make([]byte, RetractionBytes(n))), UndoIn(make([]byte, f.UndoBytes()))
+	r := new(Retractor)
 	for _, set := range Available() {
-		set.PrepareRetraction(f, &constants, c, log)
+		r.Prepare(set, f, &constants, c, log)
 		for _, pass := range []struct {
 			name string
 			run  func()
 		}{
 			{"update", func() { set.UpdateLogged(f, &constants, c, 0, undo) }},
-			{"prepare", func() { set.PrepareRetraction(f, &constants, c, log) }},
-			{"retract", func() { set.Retract(f, &constants, c, log, 0, undo) }},
+			{"prepare", func() { r.Prepare(set, f, &constants, c, log) }},
+			{"retract", func() { r.Retract(set, f, &constants, c, log, 0, undo) }},
 		} {
 			b.Run(fmt.Sprintf("impl=%v/pass=%s", set, pass.name), func(b *testing.B) {
 				for b.Loop() {
