@@ -34,7 +34,7 @@ const (
 	journalSlots = 256
 
 	journalMagic   = 0x6c616e72756f6a50 // "Pjournal"
-	journalVersion = 6
+	journalVersion = 7
 
 	cacheLine = 64
 )
@@ -47,6 +47,7 @@ type journalHead struct {
 	accumulations accumulations
 	// writing is true while slots are the undo logs of a write of moments.
 	writing checked.Flag
+	decided verdict
 }
 
 // journalLayout holds the offsets of the parts of a journal.
@@ -114,6 +115,9 @@ func (c ShardConfig) fingerprint() [sha256.Size]byte {
 	if c.Tier != nil {
 		text = fmt.Appendf(text, " %d lanes", c.Tier.Lanes)
 	}
+	if c.Retracts {
+		text = fmt.Append(text, " retracts")
+	}
 	return sha256.Sum256(text)
 }
 
@@ -121,7 +125,7 @@ func (c ShardConfig) fingerprint() [sha256.Size]byte {
 func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
 	l, bytes := c.journalLayout(), a.Bytes()
 	head := at[journalHead](bytes, 0)
-	p.counters, p.accumulations, p.writing = &head.counters, &head.accumulations, &head.writing
+	p.counters, p.accumulations, p.writing, p.decided = &head.counters, &head.accumulations, &head.writing, &head.decided
 	sections := len(c.Sections())
 	p.constants = unsafe.Slice(at[constants](bytes, l.constants), sections)
 	p.rows = unsafe.Slice(at[checked.Word](bytes, l.rows), sections)
@@ -142,6 +146,7 @@ func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
 		begin := l.slotsBegin + i*l.slotSize
 		p.slots = append(p.slots, slot{
 			at[checked.Int](bytes, begin),
+			at[checked.Flag](bytes, begin+8),
 			kernel.UndoIn(bytes[begin+cacheLine : begin+l.slotSize]),
 		})
 	}

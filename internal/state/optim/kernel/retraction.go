@@ -99,42 +99,51 @@ func (r Retraction) escapes(elements int) escapes {
 // planes has the codes of a block: 16 elements in a word.
 type planes [retractionPlanes * Block / 16]uint16
 
-// escapes is a list, or the rest of one.
+// escapes is a list, or the rest of one. It begins at the end of the log, and goes towards its beginning.
 type escapes struct{ left []uint16 }
+
+// next returns the next words of the list, the first of them last, or nil if there are no more.
+func (e *escapes) next(words int) []uint16 {
+	rest := len(e.left) - words
+	if rest < 0 {
+		return nil
+	}
+	next := e.left[rest:]
+	e.left = e.left[:rest]
+	return next
+}
 
 // put appends the difference of a number from what it was, and reports whether there was room.
 func (e *escapes) put(was, hat uint32) bool {
 	by := int32(was - hat)
 	if isVerbatim < by && by <= math.MaxInt16 {
-		if len(e.left) < 1 {
-			return false
+		if next := e.next(1); next != nil {
+			next[0] = uint16(by)
+			return true
 		}
-		e.left[0], e.left = uint16(by), e.left[1:]
-		return true
-	}
-	if len(e.left) < 3 {
 		return false
 	}
-	e.left[0], e.left[1], e.left[2] = 1<<15, uint16(was), uint16(was>>16)
-	e.left = e.left[3:]
-	return true
+	next := e.next(3)
+	if next != nil {
+		next[2], next[1], next[0] = 1<<15, uint16(was), uint16(was>>16)
+	}
+	return next != nil
 }
 
 // take returns what a number was. ok is false if the list has ended.
 func (e *escapes) take(hat uint32) (was uint32, ok bool) {
-	size := 1
-	if len(e.left) > 0 && e.left[0] == 1<<15 {
-		size = 3
-	}
-	if len(e.left) < size {
+	by := e.next(1)
+	if by == nil {
 		return 0, false
 	}
-	was = hat + uint32(int32(int16(e.left[0])))
-	if size == 3 {
-		was = uint32(e.left[1]) | uint32(e.left[2])<<16
+	if by[0] != 1<<15 {
+		return hat + uint32(int32(int16(by[0]))), true
 	}
-	e.left = e.left[size:]
-	return was, true
+	verbatim := e.next(2)
+	if verbatim == nil {
+		return 0, false
+	}
+	return uint32(verbatim[1]) | uint32(verbatim[0])<<16, true
 }
 
 // numbers are the bits of the numbers of a block.

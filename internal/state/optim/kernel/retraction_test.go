@@ -90,7 +90,10 @@ func TestUpdatesAreRetracted(t *testing.T) {
 				for range r.IntN(3) {
 					end := min(c.Len(), first+r.IntN(c.Len()/16+1)*16)
 					if retracted := c.Slice(0, end); end > first {
-						set().retractPart(t, f, &constants, retracted, c, log, first, undo)
+						// as a process does that is killed then
+						if !new(Retractor).Retract(set(), f, &constants, retracted, log, first, undo) {
+							t.Fatal("the log of a part was not taken for one")
+						}
 						spoil(r, f, c.Slice(max(end-1, 0)/16*16, end))
 						first = undo.Restore(f, c)
 					}
@@ -106,18 +109,6 @@ func TestUpdatesAreRetracted(t *testing.T) {
 	}
 	if made < 2*refused {
 		t.Errorf("%d updates were retracted, and %d could not be: that proves little", made, refused)
-	}
-}
-
-// retractPart retracts the first elements of a chunk, as a process does that is killed then.
-func (s Set) retractPart(t *rapid.T, f Format, constants *Constants, part, whole Chunk, log Retraction, first int,
-	undo Undo) {
-	copied := RetractionIn(make([]byte, RetractionBytes(part.Len())))
-	blocks := (part.Len() + Block - 1) / Block
-	copy(copied.bytes, log.bytes[:retractionHead+planesOfBlock*blocks])
-	copied.bytes = append(copied.bytes[:retractionHead+planesOfBlock*blocks], bytesOf(log.escapes(whole.Len()).left)...)
-	if !new(Retractor).Retract(s, f, constants, part, copied, first, undo) {
-		t.Fatal("the log of a part was not taken for one")
 	}
 }
 

@@ -206,3 +206,6 @@ func (c *Constants) SetGradScale(scale float64) error {
 	}
 	return nil
 }
+
+// GradScale returns the factor of gradients.
+func (c *Constants) GradScale() float32 { return c.table[abi.GradScale][0] }
