@@ -117,7 +117,7 @@ func (c ShardConfig) validate() error {
 		return errors.New("a tier with a window of no chunk")
 	}
 	if c.Retracts {
-		return c.mayRetract()
+		return c.MayRetract()
 	}
 	return nil
 }

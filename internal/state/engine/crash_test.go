@@ -337,7 +337,7 @@ func runCrashChild(text string) error {
 	}
 	config := crashCases()[number].with(list, set)
 	if folder != "" {
-		config.Tier = crashCases()[number].tierOn(tier.HostDisk{}, 3, folder)
+		config.Tier, config.Retracts = crashCases()[number].tierOn(tier.HostDisk{}, 3, folder), false
 	}
 	files := map[string]*os.File{}
 	for i, plan := range config.Arenas() {

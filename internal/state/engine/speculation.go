@@ -81,8 +81,8 @@ type speculation struct {
 	again      []kernel.Constants // of an update that is made again
 }
 
-// mayRetract refuses a shard whose updates cannot be retracted.
-func (c ShardConfig) mayRetract() error {
+// MayRetract refuses a shard whose updates cannot be retracted.
+func (c ShardConfig) MayRetract() error {
 	if c.Tier != nil {
 		return errors.New("a step of a state on a tier cannot be retracted")
 	}
@@ -216,6 +216,7 @@ func (s *Shard) Decide(v Verdict) error {
 	}
 	s.arrivals.stopped.Store(true)
 	s.wait() // each worker finishes its chunk
+	s.ForgetArrived()
 	s.clearLogs()
 	of := skipped
 	if !v.Skip {
