@@ -188,8 +188,18 @@ func breakVerdictOff(s *Shard, random *rand.Rand) {
 		case !s.needsWork(unit):
 		case random.IntN(2) == 0:
 			_, _ = s.changeUnit(0, unit, &state)
+		case of == redone && s.done[unit].Load() == s.speculatedMark() && random.IntN(2) == 0 && free < len(s.slots):
+			s.retract(0, unit, &state)
+			s.slots[free].begin(unit)
+			changePart(s, s.slots[free], unit, 0, random)
+			free++
 		case s.done[unit].Load() == s.speculatedMark() && free < len(s.slots):
 			retractPart(s, free, unit, random)
+			free++
+		case of == redone && s.done[unit].Load() != s.speculatedMark() && !s.isLeft(s.chunks[unit].Section) &&
+			free < len(s.slots):
+			s.slots[free].begin(unit)
+			changePart(s, s.slots[free], unit, 0, random)
 			free++
 		}
 	}

@@ -156,11 +156,11 @@ func (s *Shard) Finish() bool {
 		s.writeHeld()
 		return false
 	}
+	s.findFactor()
 	for _, slot := range s.slots {
 		s.resume(slot)
 	}
 	s.writeHeld()
-	s.findFactor()
 	left := s.unitsLeft()
 	if left == 0 && !s.AwaitsVerdict() {
 		if !s.commitOnce() {

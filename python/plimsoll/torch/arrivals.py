@@ -173,6 +173,11 @@ class Arrivals:
             shard.gradients.update_begins()
             self._fail(shard.parameters.expect_rest(), "parameter")
 
+    def expect_no_rest(self) -> None:
+        """Announces that it changes no other: it is retracted, for which gradients are read."""
+        for shard in self._shards:
+            shard.gradients.update_begins()
+
     def _arrive(self, shard: Shard, slots: Sequence[Slot]) -> None:
         self._fail(shard.gradients.written_since(slots), "the gradient of parameter")
         self._fail(shard.parameters.arrive(slots), "parameter")

@@ -260,11 +260,13 @@ class Backward(Forward):
         self.speculation.stepped(False)
 
     def retract(self) -> None:
-        """Retracts the step that has begun. The model has the parameters of the step before again."""
+        """Retracts the step that has begun. The model has the parameters of the step before again, and keeps its gradients."""
         with self._apart():
+            self._arrivals.expect_no_rest()
             self._shards.decide(None)
             self._began = None
             self._arrivals.need_all()
+            self._gradients.give_up()  # what was announced of them is of no step
             self._arrivals.check()
         self.speculation.stepped(True)
 
