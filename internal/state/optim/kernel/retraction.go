@@ -44,18 +44,17 @@ const (
 	isVerbatim = math.MinInt16
 )
 
-// codeOf says how differences of a stream are coded.
-type codeOf struct {
-	plane, bits int // the first plane, and how many
-}
+// codeOf says how differences of numbers are coded: the first plane, and how many.
+type codeOf abi.RetractionCode
 
-var codesOf = struct{ p, m, v codeOf }{m: codeOf{0, 3}, v: codeOf{3, 2}, p: codeOf{5, 2}}
+// codesOf has the codes of each of the numbers.
+func codesOf(number int) codeOf { return codeOf(abi.RetractionCodes[number]) }
 
 // reach is the largest difference that has a code.
-func (c codeOf) reach() uint32 { return 1<<(c.bits-1) - 1 }
+func (c codeOf) reach() uint32 { return 1<<(c.Bits-1) - 1 }
 
 // escape is the code of all larger ones.
-func (c codeOf) escape() uint32 { return 1<<c.bits - 1 }
+func (c codeOf) escape() uint32 { return 1<<c.Bits - 1 }
 
 // RetractionBytes returns the size of the log of a chunk: a byte for each element, and more for small chunks.
 func RetractionBytes(elements int) int {
@@ -88,7 +87,7 @@ func (r Retraction) Sums() *[abi.UndoStreams]uint64 {
 
 // planes returns the planes of a block.
 func (r Retraction) planes(block int) *planes {
-	return (*planes)(view[uint16](r.bytes[retractionHead+planesOfBlock*block:][:planesOfBlock]))
+	return (*planes)(view[uint64](r.bytes[retractionHead+planesOfBlock*block:][:planesOfBlock]))
 }
 
 // escapes returns the list of escapes of a chunk of so many elements.
@@ -96,8 +95,11 @@ func (r Retraction) escapes(elements int) escapes {
 	return escapes{view[uint16](r.bytes[retractionHead+planesOfBlock*((elements+Block-1)/Block):])}
 }
 
-// planes has the codes of a block: 16 elements in a word.
-type planes [retractionPlanes * Block / 16]uint16
+// planes has the codes of a block: 64 elements in a word.
+type planes [retractionPlanes * wordsOfBlock]uint64
+
+// wordsOfBlock is the number of words of a plane.
+const wordsOfBlock = Block / 64
 
 // escapes is a list, or the rest of one. It begins at the end of the log, and goes towards its beginning.
 type escapes struct{ left []uint16 }
@@ -149,27 +151,37 @@ func (e *escapes) take(hat uint32) (was uint32, ok bool) {
 // numbers are the bits of the numbers of a block.
 type numbers [Block]uint32
 
-// streams are the numbers of a block that an update replaces.
-type streams struct{ p, m, v numbers }
+// streams are the numbers of a block that an update replaces, in the order of [abi.Hats].
+type streams [abi.Hats]numbers
 
 // Retractor retracts updates, or prepares that, block by block. It has the memory for a block. One goroutine at a time
 // may use it.
 type Retractor struct {
-	set     Set
-	format  Format
-	k       scalars
-	inverse struct{ p, m, v float64 }
-	after   buffers // the state after the update, and its gradients
-	was     streams // the state before it
-	hat     streams // what the inverse makes of the state after it
+	set    Set
+	format Format
+	k      scalars
+	table  *abi.Table
+	wide   abi.WideTable
+	after  buffers // the state after the update, and its gradients
+	was    streams // the state before it
+	hat    streams // what the inverse makes of the state after it
 }
 
 // begin readies the retractor for a chunk, and returns its length.
 func (r *Retractor) begin(s Set, f Format, constants *Constants, c *Chunk) int {
-	r.set, r.format, r.k = s, f, constants.scalars()
-	r.inverse.p = 1 / (1 + float64(r.k[abi.Decay]))
-	r.inverse.m = 1 / float64(r.k[abi.Beta1])
-	r.inverse.v = 1 / float64(r.k[abi.Beta2])
+	r.set, r.format, r.k, r.table = s, f, constants.scalars(), &constants.table
+	for row, number := range [abi.WideRows]float64{
+		abi.WideStepSize:      float64(r.k[abi.StepSize]),
+		abi.InverseDecay:      1 / (1 + float64(r.k[abi.Decay])),
+		abi.WideOneMinusBeta1: float64(r.k[abi.OneMinusBeta1]),
+		abi.InverseBeta1:      1 / float64(r.k[abi.Beta1]),
+		abi.WideOneMinusBeta2: float64(r.k[abi.OneMinusBeta2]),
+		abi.InverseBeta2:      1 / float64(r.k[abi.Beta2]),
+	} {
+		for lane := range r.wide[row] {
+			r.wide[row][lane] = number
+		}
+	}
 	return c.check(f)
 }
 
@@ -183,8 +195,9 @@ func (r *Retractor) Prepare(s Set, f Format, constants *Constants, c Chunk, log 
 		if !r.copiesMaster(&part) {
 			return false
 		}
-		r.foresee(&part)
-		if !log.planes(first/Block).encode(&r.was, &r.hat, part.Len(), &list) {
+		codes := log.planes(first / Block)
+		r.foreseeBlock(&part, codes)
+		if !r.escape(&part, codes, &list) {
 			return false
 		}
 	}
@@ -202,27 +215,33 @@ func (r *Retractor) copiesMaster(c *Chunk) bool {
 	return slices.Equal(copied, c.Parameter)
 }
 
-// foresee sets the state before an update that is still to be made, and what the inverse will make of it.
-func (r *Retractor) foresee(c *Chunk) {
+// foreseeBlock sets what the inverse will make of a block after an update that is still to be made, and writes the codes.
+func (r *Retractor) foreseeBlock(c *Chunk, codes *planes) {
 	n := c.Len()
+	if r.callsKernels(n) {
+		clear(codes[:]) // the last block may be short
+		r.call(foreseeing, r.format.State, n, c, pointer(c.Master), codes)
+		return
+	}
 	r.was.load(r.format, c)
 	r.after.load(r.set, r.format, c)
 	r.after.update(r.set, r.format, &r.k, n)
 	r.invertMaster(n)
 	r.invertMoments(n)
+	codes.encode(&r.was, &r.hat, n)
 }
 
 // load sets the numbers to those of a chunk of up to Block elements.
 func (s *streams) load(f Format, c *Chunk) {
-	copy(s.m[:], view[uint32](c.Moments[0].Data))
-	copy(s.v[:], view[uint32](c.Moments[1].Data))
+	copy(s[abi.HatOfFirst][:], view[uint32](c.Moments[0].Data))
+	copy(s[abi.HatOfSecond][:], view[uint32](c.Moments[1].Data))
 	if f.State == FP32 {
-		copy(s.p[:], view[uint32](bytesOf(c.Master)))
+		copy(s[abi.HatOfMaster][:], view[uint32](bytesOf(c.Master)))
 		return
 	}
 	low := c.Low[:len(c.Parameter)]
 	for i, parameter := range c.Parameter {
-		s.p[i] = math.Float32bits(Merge(parameter, low[i]))
+		s[abi.HatOfMaster][i] = math.Float32bits(Merge(parameter, low[i]))
 	}
 }
 
@@ -232,15 +251,15 @@ func (r *Retractor) invertMaster(n int) {
 	r.set.sqrt(u, v)
 	r.set.fmaPlus(u, r.k[abi.InverseRootBias2], u, r.k[abi.Epsilon])
 	r.set.div(u, m, u)
-	r.hat.p.invert(p, r.k[abi.StepSize], u, r.inverse.p)
+	r.hat[abi.HatOfMaster].invert(p, r.k[abi.StepSize], u, r.wide[abi.InverseDecay][0])
 }
 
 // invertMoments sets what the inverse makes of moments. The gradients have their scale and penalty.
 func (r *Retractor) invertMoments(n int) {
 	var g, m, v, squares vector = r.after.gradient[:n], r.after.first[:n], r.after.second[:n], r.after.scratch[:n]
-	r.hat.m.invert(m, r.k[abi.OneMinusBeta1], g, r.inverse.m)
+	r.hat[abi.HatOfFirst].invert(m, r.k[abi.OneMinusBeta1], g, r.wide[abi.InverseBeta1][0])
 	r.set.square(squares, g)
-	r.hat.v.invert(v, r.k[abi.OneMinusBeta2], squares, r.inverse.v)
+	r.hat[abi.HatOfSecond].invert(v, r.k[abi.OneMinusBeta2], squares, r.wide[abi.InverseBeta2][0])
 }
 
 // invert sets numbers to (after - factor·added) · inverse.
@@ -263,12 +282,14 @@ func (to *numbers) invert(after vector, factor float32, added vector, inverse fl
 	}
 }
 
-// encode writes the codes of n numbers, and appends escapes to the list. It reports whether the list had room.
-func (to *planes) encode(was, hat *streams, n int, list *escapes) bool {
+// encode writes the codes of n numbers.
+func (to *planes) encode(was, hat *streams, n int) {
 	var codes [Block]uint8
-	for i := range n {
-		codes[i] = codesOf.m.code(was.m[i]-hat.m[i]) | codesOf.v.code(was.v[i]-hat.v[i]) |
-			codesOf.p.code(was.p[i]-hat.p[i])
+	for number := range abi.Hats {
+		of := codesOf(number)
+		for i := range n {
+			codes[i] |= of.code(was[number][i] - hat[number][i])
+		}
 	}
 	for first := 0; first < Block; first += 8 {
 		eight := binary.LittleEndian.Uint64(codes[first:])
@@ -276,12 +297,11 @@ func (to *planes) encode(was, hat *streams, n int, list *escapes) bool {
 			to.bytes()[plane*Block/8+first/8] = bitOfEach(eight, plane)
 		}
 	}
-	return to.escape(was, hat, list)
 }
 
 // code returns the code of a difference at its place among those of an element.
 func (c codeOf) code(difference uint32) uint8 {
-	return uint8(min(difference+c.reach(), c.escape()) << c.plane)
+	return uint8(min(difference+c.reach(), c.escape()) << c.Plane)
 }
 
 // bitOfEach returns a bit of each of eight bytes.
@@ -289,29 +309,35 @@ func bitOfEach(eight uint64, bit int) byte {
 	return byte(eight >> bit & 0x0101010101010101 * 0x0102040810204080 >> 56)
 }
 
-// escape appends the numbers whose codes say so: of p, of m and then of v, as [Retractor.Retract] needs them.
-func (to *planes) escape(was, hat *streams, list *escapes) bool {
-	return to.put(codesOf.p, &was.p, &hat.p, list) && to.put(codesOf.m, &was.m, &hat.m, list) &&
-		to.put(codesOf.v, &was.v, &hat.v, list)
-}
-
-func (to *planes) put(of codeOf, was, hat *numbers, list *escapes) bool {
-	for word := range Block / 16 {
-		for escaped := to.escaped(of, word); escaped != 0; escaped &= escaped - 1 {
-			i := 16*word + bits.TrailingZeros16(escaped)
-			if !list.put(was[i], hat[i]) {
-				return false
+// escape appends the numbers of a block whose codes say so, in the order in which [Retractor.Retract] needs them. It
+// reports whether the list had room.
+func (r *Retractor) escape(c *Chunk, codes *planes, list *escapes) bool {
+	for number := range abi.Hats {
+		for word := range wordsOfBlock {
+			for escaped := codes.escaped(codesOf(number), word); escaped != 0; escaped &= escaped - 1 {
+				i := 64*word + bits.TrailingZeros64(escaped)
+				if !list.put(c.numberBits(r.format, number, i), r.hat[number][i]) {
+					return false
+				}
 			}
 		}
 	}
 	return true
 }
 
+// numberBits returns a number of the state, as [abi.Hats] number them, of an element.
+func (c *Chunk) numberBits(f Format, number, i int) uint32 {
+	if number == abi.HatOfMaster {
+		return math.Float32bits(c.MasterWeight(f, i))
+	}
+	return view[uint32](c.Moments[number-abi.HatOfFirst].Data)[i]
+}
+
 // escaped returns which numbers of a word have no code.
-func (from *planes) escaped(of codeOf, word int) uint16 {
-	escaped := ^uint16(0)
-	for plane := range of.bits {
-		escaped &= from[(of.plane+plane)*Block/16+word]
+func (from *planes) escaped(of codeOf, word int) uint64 {
+	escaped := ^uint64(0)
+	for plane := of.Plane; plane < of.Plane+of.Bits; plane++ {
+		escaped &= from[plane*wordsOfBlock+word]
 	}
 	return escaped
 }
@@ -351,9 +377,10 @@ func (r *Retractor) Retract(s Set, f Format, constants *Constants, c Chunk, log 
 
 // skip skips the escapes of a block.
 func (from *planes) skip(list *escapes) bool {
-	for _, of := range []codeOf{codesOf.p, codesOf.m, codesOf.v} {
-		for word := range Block / 16 {
-			for range bits.OnesCount16(from.escaped(of, word)) {
+	for number := range abi.Hats {
+		of := codesOf(number)
+		for word := range wordsOfBlock {
+			for range bits.OnesCount64(from.escaped(of, word)) {
 				if _, ok := list.take(0); !ok {
 					return false
 				}
@@ -363,40 +390,61 @@ func (from *planes) skip(list *escapes) bool {
 	return true
 }
 
+// retractionPart is what a kernel does of a retraction, for a block.
+type retractionPart uint8
+
+const (
+	foreseeing       retractionPart = iota // sets what the inverse makes of all numbers after an update, and writes codes
+	invertingMaster                        // sets what it makes of the master weights of a block that was updated
+	invertingMoments                       // and of its moments, once the masters before are known
+)
+
+// callsKernels reports whether kernels that work in registers take a block of n elements.
+func (r *Retractor) callsKernels(n int) bool { return r.set.inRegisters() && n%abi.Group == 0 }
+
 // retract sets the state before an update that was made.
 func (r *Retractor) retract(c *Chunk, codes *planes, list *escapes) bool {
 	n := c.Len()
+	if r.callsKernels(n) {
+		r.call(invertingMaster, r.format.State, n, c, pointer(c.Master), nil)
+		if !r.decode(codes, abi.HatOfMaster, list) {
+			return false
+		}
+		before := (*float32)(unsafe.Pointer(&r.was[abi.HatOfMaster][0]))
+		r.call(invertingMoments, FP32, n, c, before, nil)
+		return r.decode(codes, abi.HatOfFirst, list) && r.decode(codes, abi.HatOfSecond, list)
+	}
 	r.after.load(r.set, r.format, c)
 	var p, g vector = r.after.weights[:n], r.after.gradient[:n]
 	r.invertMaster(n)
-	if !codes.decode(codesOf.p, &r.was.p, &r.hat.p, list) {
+	if !r.decode(codes, abi.HatOfMaster, list) {
 		return false
 	}
 	for i := range p {
-		p[i] = flush(math.Float32frombits(r.was.p[i]))
+		p[i] = flush(math.Float32frombits(r.was[abi.HatOfMaster][i]))
 	}
 	r.set.mul(g, r.k[abi.GradScale], g)
 	r.set.fma(g, r.k[abi.L2Penalty], p, g)
 	r.invertMoments(n)
-	return codes.decode(codesOf.m, &r.was.m, &r.hat.m, list) && codes.decode(codesOf.v, &r.was.v, &r.hat.v, list)
+	return r.decode(codes, abi.HatOfFirst, list) && r.decode(codes, abi.HatOfSecond, list)
 }
 
 // decode sets what numbers were.
-func (from *planes) decode(of codeOf, was, hat *numbers, list *escapes) bool {
-	bytes := from.bytes()
+func (r *Retractor) decode(from *planes, number int, list *escapes) bool {
+	bytes, of, was, hat := from.bytes(), codesOf(number), &r.was[number], &r.hat[number]
 	for first := 0; first < Block; first += 8 {
 		eight := uint64(0)
-		for plane := range of.bits {
-			eight |= spreadBits(bytes[(of.plane+plane)*Block/8+first/8]) << plane
+		for plane := range of.Bits {
+			eight |= spreadBits(bytes[(of.Plane+plane)*Block/8+first/8]) << plane
 		}
 		for i := first; i < first+8; i++ {
 			was[i] = hat[i] + uint32(eight&0xff) - of.reach()
 			eight >>= 8
 		}
 	}
-	for word := range Block / 16 {
+	for word := range wordsOfBlock {
 		for escaped := from.escaped(of, word); escaped != 0; escaped &= escaped - 1 {
-			i, ok := 16*word+bits.TrailingZeros16(escaped), false
+			i, ok := 64*word+bits.TrailingZeros64(escaped), false
 			if was[i], ok = list.take(hat[i]); !ok {
 				return false
 			}
@@ -413,9 +461,9 @@ func spreadBits(b byte) uint64 {
 // put stores the state before the update in a part of a block that begins at an element.
 func (r *Retractor) put(c *Chunk, at int) {
 	n := c.Len()
-	copy(view[uint32](c.Moments[0].Data), r.was.m[at:at+n])
-	copy(view[uint32](c.Moments[1].Data), r.was.v[at:at+n])
-	p := r.was.p[at : at+n]
+	copy(view[uint32](c.Moments[0].Data), r.was[abi.HatOfFirst][at:at+n])
+	copy(view[uint32](c.Moments[1].Data), r.was[abi.HatOfSecond][at:at+n])
+	p := r.was[abi.HatOfMaster][at : at+n]
 	if r.format.State == Split {
 		for i, word := range p {
 			c.Parameter[i], c.Low[i] = Separate(math.Float32frombits(word))
