@@ -263,8 +263,8 @@ def test_the_trainer_is_killed_between_parts(service, way):
 
 def test_exposed():
     """The closed forms of docs/overlap.md."""
-    assert exposed(3, 1, 2, 0) == 0 and exposed(4, 1, 2, 0) == 1
-    assert exposed(3, 1, 2, 0.25) == pytest.approx(0.25 * 5)
+    assert exposed(3, 6, 1, 2, 0) == 0 and exposed(4, 8, 1, 2, 0) == 1
+    assert exposed(3, 6, 1, 2, 0.25) == pytest.approx(0.25 * 5)
 
 
 @pytest.fixture
@@ -296,8 +296,13 @@ def test_speculation_pays_while_few_steps_are_clipped(share, update, speculating
 
 
 def test_speculation_stops_where_it_cannot_be_right(real):
-    s = after(0)
+    s = after(20)
+    s.stepped(True)
     assert s.is_worthwhile()
+    s.learn(1.0, False, False, True)
+    s.updated(50.0)  # a step that was made again took long
+    assert not s.is_worthwhile()
+    s = after(0)
     s.learn(0.5, True, False, True)  # skipped: the next scale is another
     assert not s.is_worthwhile()
     s.learn(0.5, True, False, False)

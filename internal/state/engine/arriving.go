@@ -132,8 +132,8 @@ func (s *Shard) BeginArriving(u Update, then func()) error {
 	return nil
 }
 
-// MissesGradients reports whether the step under way waits for gradients, as not all are known to have arrived, or for a
-// verdict.
+// MissesGradients reports whether the step under way waits for gradients, as not all are known to have arrived, or for
+// a verdict.
 func (s *Shard) MissesGradients() bool {
 	return s.isUnderway() && s.arrivals.missing.Load() > 0 && !s.phase().isDecided() || s.AwaitsVerdict()
 }

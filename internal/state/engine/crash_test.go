@@ -50,7 +50,8 @@ func crashCases() []crashCase {
 	cases := []crashCase{
 		{"adamw split fp32", format(kernel.Adam, kernel.Split, kernel.MomentsFP32), 7000, nil, false, false},
 		{"adamw split bf16", format(kernel.Adam, kernel.Split, kernel.MomentsBF16), 16 << 10, nil, false, false},
-		{"adamw split int8", format(kernel.Adam, kernel.Split, kernel.MomentsInt8), shard.DefaultChunk, nil, false, false},
+		{"adamw split int8", format(kernel.Adam, kernel.Split, kernel.MomentsInt8), shard.DefaultChunk, nil, false,
+			false},
 		{"adamw fp32 mixed", format(kernel.Adam, kernel.FP32, kernel.MomentsInt8), 5000, mixed, false, false},
 		{"adamw split24 int8", format(kernel.Adam, kernel.Split24, kernel.MomentsInt8), 20_000, mixed, false, false},
 		{"lion split24 bf16", format(kernel.Lion, kernel.Split24, kernel.MomentsBF16), 700, nil, false, false},
@@ -62,7 +63,8 @@ func crashCases() []crashCase {
 	for _, gradients := range []dtype.Type{dtype.BF16, dtype.F32} {
 		f := format(kernel.Adam, kernel.FP32, kernel.MomentsFP32)
 		f.Gradient = gradients
-		cases = append(cases, crashCase{"adamw fp32 fp32, gradients " + gradients.String(), f, 3000, groups, false, false})
+		name := "adamw fp32 fp32, gradients " + gradients.String()
+		cases = append(cases, crashCase{name, f, 3000, groups, false, false})
 	}
 	for i := range cases {
 		cases[i].sums = i%2 == 0

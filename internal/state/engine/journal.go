@@ -125,7 +125,8 @@ func (c ShardConfig) fingerprint() [sha256.Size]byte {
 func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
 	l, bytes := c.journalLayout(), a.Bytes()
 	head := at[journalHead](bytes, 0)
-	p.counters, p.accumulations, p.writing, p.decided = &head.counters, &head.accumulations, &head.writing, &head.decided
+	p.counters, p.accumulations = &head.counters, &head.accumulations
+	p.writing, p.decided = &head.writing, &head.decided
 	sections := len(c.Sections())
 	p.constants = unsafe.Slice(at[constants](bytes, l.constants), sections)
 	p.rows = unsafe.Slice(at[checked.Word](bytes, l.rows), sections)

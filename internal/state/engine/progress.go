@@ -135,7 +135,8 @@ func (p *progress) words(yield func(at place, word *checked.Word) bool) {
 		{"step of the clearing", &a.cleared.Word}, {"mark of accumulations", &a.marks},
 		{"first element accumulated", &a.first.Word}, {"elements accumulated", &a.count.Word},
 		{"type accumulated", &a.of}, {"moments are being written", &p.writing.Word},
-		{"verdict on a speculated update", &p.decided.word}, {"steps before a speculated update", &p.decided.before.Word},
+		{"verdict on a speculated update", &p.decided.word},
+		{"steps before a speculated update", &p.decided.before.Word},
 		{"checksum of a factor of gradients", &p.decided.scaleSum.Word},
 	}
 	for _, head := range heads {

@@ -16,16 +16,16 @@ import (
 
 // A step may speculate: chunks are updated as their gradients arrive, before it is known whether the norm of all
 // gradients clips the step, or whether some are infinite or NaN and it does not count at all. Then comes a verdict
-// ([Shard.Decide]): the updates stand, or each is retracted and made again with another factor, or each is retracted and
-// the step is none. Any way has the bits of a step that has waited for the norm.
+// ([Shard.Decide]): the updates stand, or each is retracted and made again with another factor, or each is retracted
+// and the step is none. Any way has the bits of a step that has waited for the norm.
 //
 // A chunk is updated early only if a log in an arena of its own can retract that (kernel.Retraction). Other chunks wait
 // for the verdict: those whose gradients are not finite, and nearly all in the first few steps.
 //
-// The log of a chunk is complete before the chunk changes. The verdict is one word of the journal, which comes after all
-// that it needs, when no worker changes anything. So another process finishes what was speculated, retracted or made
-// again when this one was killed. A chunk that is being retracted has an undo log in its worker's slot, as one that is
-// being updated has.
+// The log of a chunk is complete before the chunk changes. The verdict is one word of the journal, which comes after
+// all that it needs, when no worker changes anything. So another process finishes what was speculated, retracted or
+// made again when this one was killed. A chunk that is being retracted has an undo log in its worker's slot, as one
+// that is being updated has.
 
 // phase is how far the update under way is that speculates.
 type phase uint64
@@ -291,8 +291,8 @@ func (p *progress) unitsLeft() (left int64) {
 	return left
 }
 
-// forgetSkipped ends an update that was skipped, when all of it is retracted: the state is of the step before. If this is
-// broken off, another process does the same again.
+// forgetSkipped ends an update that was skipped, when all of it is retracted: the state is of the step before. If this
+// is broken off, another process does the same again.
 func (s *Shard) forgetSkipped() {
 	begun := s.begun.Load()
 	copyNumbers(s.own.after(begun), s.own.after(begun-1))
@@ -347,8 +347,8 @@ func (s *Shard) sumArrived(worker int) {
 	}
 }
 
-// sumOfArrived returns the sum of the squares of all gradients, once workers have added up all of them. They do so before
-// they take another chunk.
+// sumOfArrived returns the sum of the squares of all gradients, once workers have added up all of them. They do so
+// before they take another chunk.
 func (s *Shard) sumOfArrived() float64 {
 	s.current.watchers.wait(func() bool { return s.arrivals.unsummed.Load() == 0 || s.Err() != nil })
 	return s.addBlocksUp()

@@ -107,10 +107,12 @@ func TestSpeculatedSteps(t *testing.T) {
 					makeSteps(t, plain, 1)
 				}
 				if !bytes.Equal(imageOf(s), imageOf(plain)) || !slices.Equal(s.OwnSteps(), plain.OwnSteps()) {
-					t.Fatalf("after step %d (%d before) the state is another than that of steps that wait", s.Steps(), steps)
+					t.Fatalf("after step %d (%d before) the state is another than that of steps that wait", s.Steps(),
+						steps)
 				}
 				if slices.ContainsFunc(s.chunks, func(c shard.Chunk) bool {
-					return s.phase() == confirmed && !s.isLeft(c.Section) && s.done[c.Number].Load() == s.counters.mark()
+					return s.phase() == confirmed && !s.isLeft(c.Section) &&
+						s.done[c.Number].Load() == s.counters.mark()
 				}) {
 					deferred++
 				}
@@ -215,8 +217,8 @@ func retractPart(s *Shard, number, unit int, random *rand.Rand) {
 	slot.beginRetraction(unit)
 	tile := format.Moments.Tile()
 	end := min(random.IntN(int(c.Count)/tile+1)*tile+tile, int(c.Count))
-	(&kernel.Retractor{}).Retract(s.config.Kernel, format, s.speculatedConstants(c), state.Slice(0, end), s.logOf(unit), 0,
-		slot.undo)
+	(&kernel.Retractor{}).Retract(s.config.Kernel, format, s.speculatedConstants(c), state.Slice(0, end), s.logOf(unit),
+		0, slot.undo)
 	for _, stream := range changed(format, new(state.Slice((end-1)/tile*tile, end))) {
 		for i := range stream {
 			stream[i] = byte(random.Int())

@@ -226,8 +226,8 @@ func (s *Shard) updateUnit(worker, unit int) {
 	}
 }
 
-// changeUnit makes of a chunk what the update under way asks for. It reports whether the chunk has what it asks for, and
-// whether memory was as it should be. Only an update that speculates leaves a chunk for later.
+// changeUnit makes of a chunk what the update under way asks for. It reports whether the chunk has what it asks for,
+// and whether memory was as it should be. Only an update that speculates leaves a chunk for later.
 func (s *Shard) changeUnit(worker, unit int, state *kernel.Chunk) (made, sound bool) {
 	phase := s.phase()
 	if s.done[unit].Load() == s.speculatedMark() && !s.retract(worker, unit, state) {

@@ -22,8 +22,8 @@ func (s *heldShard) notArriving(kind protocol.Kind) error {
 		return nil
 	}
 	if s.shard.MayBeNormed() {
-		return protocol.OutOfOrder.Errorf("%v: step %d speculates, and all of its gradients are there; send decide first",
-			kind, s.shard.Steps()+1)
+		return protocol.OutOfOrder.Errorf("%v: step %d speculates, and all of its gradients are there; send "+
+			"decide first", kind, s.shard.Steps()+1)
 	}
 	return protocol.OutOfOrder.Errorf("%v: step %d is under way and waits for gradients; send ready for all of them "+
 		"first, or give the step up with load", kind, s.shard.Steps()+1)
@@ -123,8 +123,8 @@ func (s *heldShard) maySpeculate(b protocol.StepBody) error {
 	case b.Flags&protocol.Speculating == 0:
 		return nil
 	case b.Flags&protocol.ArrivingStep == 0:
-		return protocol.Refused.Errorf("step with flags %#x: a step speculates only if its gradients are still to come "+
-			"(%#x)", b.Flags, protocol.ArrivingStep)
+		return protocol.Refused.Errorf("step with flags %#x: a step speculates only if its gradients are still to "+
+			"come (%#x)", b.Flags, protocol.ArrivingStep)
 	case !s.shard.Config().Retracts:
 		return protocol.Refused.Errorf("step with flags %#x: the session has no log to retract it with; open it with "+
 			"retracts", b.Flags)
@@ -139,8 +139,8 @@ func (s *heldShard) decide(b protocol.DecideBody) error {
 	case b.Flags > protocol.SkipStep:
 		return protocol.Refused.Errorf("decide with flags %#x: this version has %#x", b.Flags, protocol.SkipStep)
 	case skip && b.GradScale != 0 || math.IsNaN(b.GradScale) || math.IsInf(b.GradScale, 0):
-		return protocol.Refused.Errorf("decide with flags %#x and the grad scale %v: expected a finite one, and 0 for a "+
-			"step that is skipped", b.Flags, b.GradScale)
+		return protocol.Refused.Errorf("decide with flags %#x and the grad scale %v: expected a finite one, and 0 for "+
+			"a step that is skipped", b.Flags, b.GradScale)
 	case !s.shard.AwaitsVerdict() && (!skip && b.Step == last || skip && b.Step == last+1):
 		return nil // repeated
 	case !s.shard.AwaitsVerdict() || b.Step != last+1:

@@ -35,8 +35,8 @@ type trainer struct {
 	Others []*protocol.Document
 	// Ranges makes the trainer wait for steps range by range, in another order than that which it gives to the service.
 	Ranges bool
-	// Arriving makes the trainer begin steps before their gradients are there. If the document asks for a log to retract
-	// steps with, they begin before it is known what becomes of them.
+	// Arriving makes the trainer begin steps before their gradients are there. If the document asks for a log to
+	// retract steps with, they begin before it is known what becomes of them.
 	Arriving bool
 	// Checkpoints is a folder that the trainer saves to, and loads from, now and then;
 	// empty for none.
@@ -289,8 +289,8 @@ func (x *trainer) arrive(s *servicetest.Session, step int64) error {
 	return nil
 }
 
-// decide has a step made whose gradients are all there. Some steps it has retracted, and then made by another step of the
-// same number: it reports whether the step was made by its first attempt.
+// decide has a step made whose gradients are all there. Some steps it has retracted, and then made by another step of
+// the same number: it reports whether the step was made by its first attempt.
 func (x *trainer) decide(s *servicetest.Session, step int64) (made bool, err error) {
 	sum, err := s.SumSquares()
 	if err == nil && optim.GradScale(math.Sqrt(sum), 1, 1) != x.scale {
@@ -451,7 +451,8 @@ func TestServiceIsKilled(t *testing.T) {
 		{"a shard, gradients arrive in the step", false, true, []*protocol.Document{testDocument()},
 			waiting, 10, false},
 		{"ranks and parts, gradients arrive in the step", false, true, parts, waiting, 10, false},
-		{"a shard, steps that speculate", false, true, []*protocol.Document{testDocument(retracts)}, waiting, 10, false},
+		{"a shard, steps that speculate", false, true, []*protocol.Document{testDocument(retracts)},
+			waiting, 10, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var variables []string
@@ -625,7 +626,8 @@ func TestTrainerIsKilledWhileItSpeculates(t *testing.T) {
 	x := &trainer{Socket: r.Socket, Document: testDocument(retracts), Arriving: true,
 		Phase: filepath.Join(t.TempDir(), "phase")}
 	checkHits(t, killTrainer(t, x, 30, arriving, deciding), map[uint32]int{arriving: 10, deciding: 10})
-	if log := r.log.String(); strings.Contains(log, "torn") || !testing.Short() && !strings.Contains(log, "in the middle") {
+	log := r.log.String()
+	if strings.Contains(log, "torn") || !testing.Short() && !strings.Contains(log, "in the middle") {
 		t.Errorf("the service says\n%s", log)
 	}
 	checkEnd(t, r, x)

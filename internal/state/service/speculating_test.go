@@ -49,8 +49,9 @@ func TestRequestsWhileAStepSpeculates(t *testing.T) {
 		_, err := s.Wait(step, 0, 1)
 		wantError(t, err, protocol.OutOfOrder, "wait for step *: it speculates; send decide first")
 		_, err = s.Save(t.TempDir(), nil)
-		wantError(t, err, protocol.OutOfOrder, "save: step * speculates, and all of its gradients are there; send decide first")
-		wantError(t, s.Decide(step, math.Inf(1), false), protocol.Refused, "decide with flags 0x0 and the grad scale +Inf*")
+		wantError(t, err, protocol.OutOfOrder, "save: step * speculates, and all of its gradients are there; *")
+		wantError(t, s.Decide(step, math.Inf(1), false), protocol.Refused,
+			"decide with flags 0x0 and the grad scale +Inf*")
 		wantError(t, s.Decide(step+1, 1, false), protocol.OutOfOrder, "decide on step *")
 		sum, err := s.SumSquares()
 		want, errPlain := plain.SumSquares()
@@ -90,14 +91,16 @@ func TestRequestsWhileAStepSpeculates(t *testing.T) {
 // TestSpeculatingIsRefused: a state whose steps cannot be retracted is refused by name, before anything is allocated.
 func TestSpeculatingIsRefused(t *testing.T) {
 	_, socket := serveHere(t)
+	moments := func(d *protocol.Document) { d.Parameters[1].Moments = "bf16" }
 	for reason, change := range map[string]func(*protocol.Document){
 		"moments are int8: expected fp32":               func(d *protocol.Document) { d.Moments = "int8" },
-		"moments are bf16: expected fp32":               func(d *protocol.Document) { d.Parameters[1].Moments = "bf16" },
+		"moments are bf16: expected fp32":               moments,
 		"state is split24: expected split or fp32":      func(d *protocol.Document) { d.State = "split24" },
 		"the optimizer is Lion: expected AdamW or Adam": func(d *protocol.Document) { d.Optimizer = "lion" },
 	} {
 		_, err := servicetest.Open(socket, testDocument(retracts, change))
-		wantError(t, err, protocol.Refused, "open: *retracts is true, but steps of this session cannot be retracted: "+reason)
+		wantError(t, err, protocol.Refused,
+			"open: *retracts is true, but steps of this session cannot be retracted: "+reason)
 	}
 }
 
@@ -120,8 +123,9 @@ func TestDyingTrainersLeaveWholeStates(t *testing.T) {
 		if err := s.Detach(); err != nil {
 			t.Fatal(err)
 		}
-		if s = mustOpen(t, socket, document); s.Welcome.Step != 10 || !s.Welcome.Initialized || s.Welcome.TornStep != 0 {
-			t.Errorf("another process is welcomed with %+v", s.Welcome)
+		s = mustOpen(t, socket, document)
+		if w := s.Welcome; w.Step != 10 || !w.Initialized || w.TornStep != 0 {
+			t.Errorf("another process is welcomed with %+v", w)
 		}
 		if got := fingerprint(t, s); got != want {
 			t.Errorf("the state is %s, want %s", got, want)

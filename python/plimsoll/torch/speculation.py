@@ -11,10 +11,10 @@ _STEPS = 32  # over which the share of clipped steps is a mean
 _AGAIN = 64  # steps that wait for the norm until one is tried that speculates
 
 
-def exposed(update: float, forward: float, backward: float, share: float) -> float:
-    """The mean time that a trainer waits for steps that speculate, of which a share is made again."""
+def exposed(update: float, again: float, forward: float, backward: float, share: float) -> float:
+    """The mean time that a trainer waits for steps that speculate, of which a share is retracted and made ``again``."""
     unclipped = max(0.0, update - forward - backward)
-    return (1 - share) * unclipped + share * max(0.0, 2 * update - forward)
+    return (1 - share) * unclipped + share * max(0.0, again - forward)
 
 
 class Speculation:
@@ -32,6 +32,7 @@ class Speculation:
         self._waited = 0  # steps since one has speculated
         self._speculates = False  # whether the last step did
         self._update = {False: 0.0, True: 0.0}  # seconds of an update that waits for the norm, and of one that speculates
+        self._again = 0.0  # and of retracting one and making it again
         self._forward = self._backward = 0.0  # seconds between a step and the first gradient, and from there to the next step
         self._stepped: Optional[float] = None
         self._first: Optional[float] = None
@@ -58,8 +59,12 @@ class Speculation:
 
     def updated(self, seconds: float) -> None:
         """Runs when it is known how long the last step took."""
-        if seconds > 0 and (self._is_fresh or not self._speculates):  # one that was made again took longer
+        if seconds <= 0:
+            return
+        if self._is_fresh or not self._speculates:
             self._update[self._speculates] = seconds
+        elif self._update[True]:
+            self._again = max(0.0, seconds - self._update[True])
 
     # Steps
 
@@ -79,4 +84,5 @@ class Speculation:
             return False
         if not waiting or not speculating or self._waited >= _AGAIN:
             return True
-        return exposed(speculating, self._forward, self._backward, self._share) < max(0.0, waiting - self._forward)
+        again = self._again or 2 * speculating
+        return exposed(speculating, again, self._forward, self._backward, self._share) < max(0.0, waiting - self._forward)

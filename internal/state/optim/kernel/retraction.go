@@ -17,8 +17,8 @@ import (
 //
 // The state after an update and the gradients nearly determine the state before: the inverse of each formula gives it
 // within a few units of the last place. So the log has differences, as integers, between the bits that were there and
-// those that the inverse gives. The inverse is in float64, and its result is rounded to binary32. From g after gradScale
-// and l2Penalty, and u = m/d of the update,
+// those that the inverse gives. The inverse is in float64, and its result is rounded to binary32. From g after
+// gradScale and l2Penalty, and u = m/d of the update,
 //
 //	p = (p - stepSize·u) · (1 / (1 + decay)), and 0 where p = stepSize·u
 //	m = (m - oneMinusBeta1·g) · (1 / beta1), and 0 where m = oneMinusBeta1·g
@@ -148,11 +148,11 @@ func (e *escapes) take(hat uint32) (was uint32, ok bool) {
 	return uint32(verbatim[1]) | uint32(verbatim[0])<<16, true
 }
 
-// numbers are the bits of the numbers of a block.
-type numbers [Block]uint32
+// numbersOfBlock are the bits of the numbers of a block.
+type numbersOfBlock [Block]uint32
 
-// streams are the numbers of a block that an update replaces, in the order of [abi.Hats].
-type streams [abi.Hats]numbers
+// stateOfBlock has the numbers of a block that an update replaces, in the order of [abi.Hats].
+type stateOfBlock [abi.Hats]numbersOfBlock
 
 // Retractor retracts updates, or prepares that, block by block. It has the memory for a block. One goroutine at a time
 // may use it.
@@ -162,9 +162,9 @@ type Retractor struct {
 	k      scalars
 	table  *abi.Table
 	wide   abi.WideTable
-	after  buffers // the state after the update, and its gradients
-	was    streams // the state before it
-	hat    streams // what the inverse makes of the state after it
+	after  buffers      // the state after the update, and its gradients
+	was    stateOfBlock // the state before it
+	hat    stateOfBlock // what the inverse makes of the state after it
 }
 
 // begin readies the retractor for a chunk, and returns its length.
@@ -215,7 +215,8 @@ func (r *Retractor) copiesMaster(c *Chunk) bool {
 	return slices.Equal(copied, c.Parameter)
 }
 
-// foreseeBlock sets what the inverse will make of a block after an update that is still to be made, and writes the codes.
+// foreseeBlock sets what the inverse will make of a block after an update that is still to be made, and writes the
+// codes.
 func (r *Retractor) foreseeBlock(c *Chunk, codes *planes) {
 	n := c.Len()
 	if r.callsKernels(n) {
@@ -232,7 +233,7 @@ func (r *Retractor) foreseeBlock(c *Chunk, codes *planes) {
 }
 
 // load sets the numbers to those of a chunk of up to Block elements.
-func (s *streams) load(f Format, c *Chunk) {
+func (s *stateOfBlock) load(f Format, c *Chunk) {
 	copy(s[abi.HatOfFirst][:], view[uint32](c.Moments[0].Data))
 	copy(s[abi.HatOfSecond][:], view[uint32](c.Moments[1].Data))
 	if f.State == FP32 {
@@ -263,7 +264,7 @@ func (r *Retractor) invertMoments(n int) {
 }
 
 // invert sets numbers to (after - factor·added) · inverse.
-func (to *numbers) invert(after vector, factor float32, added vector, inverse float64) {
+func (to *numbersOfBlock) invert(after vector, factor float32, added vector, inverse float64) {
 	hat, added, wide := to[:len(after)], added[:len(after)], float64(factor)
 	for i, x := range after {
 		product := factor * added[i]
@@ -283,7 +284,7 @@ func (to *numbers) invert(after vector, factor float32, added vector, inverse fl
 }
 
 // encode writes the codes of n numbers.
-func (to *planes) encode(was, hat *streams, n int) {
+func (to *planes) encode(was, hat *stateOfBlock, n int) {
 	var codes [Block]uint8
 	for number := range abi.Hats {
 		of := codesOf(number)
@@ -345,8 +346,8 @@ func (from *planes) escaped(of codeOf, word int) uint64 {
 // bytes returns the planes in bytes, with eight elements in each.
 func (from *planes) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(from)), planesOfBlock) }
 
-// Retract restores a chunk to what it was before an update that [Retractor.Prepare] has prepared, beginning at
-// element first, which is the first of a tile. It keeps an undo log, unless u is empty. It reports false if the log of the
+// Retract restores a chunk to what it was before an update that [Retractor.Prepare] has prepared, beginning at element
+// first, which is the first of a tile. It keeps an undo log, unless u is empty. It reports false if the log of the
 // retraction is not one of such an update: memory has changed.
 func (r *Retractor) Retract(s Set, f Format, constants *Constants, c Chunk, log Retraction, first int, u Undo) bool {
 	n := r.begin(s, f, constants, &c)
@@ -394,7 +395,7 @@ func (from *planes) skip(list *escapes) bool {
 type retractionPart uint8
 
 const (
-	foreseeing       retractionPart = iota // sets what the inverse makes of all numbers after an update, and writes codes
+	foreseeing       retractionPart = iota // sets what the inverse makes of all numbers after an update, and codes them
 	invertingMaster                        // sets what it makes of the master weights of a block that was updated
 	invertingMoments                       // and of its moments, once the masters before are known
 )

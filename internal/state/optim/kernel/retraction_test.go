@@ -59,8 +59,8 @@ func fillTrained(r *rand.Rand, f Format, c Chunk, constants *Constants) {
 	}
 }
 
-// TestUpdatesAreRetracted retracts updates that other sets of kernels have prepared, and yet others have made. Every bit
-// is what it was. A retraction may be broken off anywhere, and another set goes on.
+// TestUpdatesAreRetracted retracts updates that other sets of kernels have prepared, and yet others have made. Every
+// bit is what it was. A retraction may be broken off anywhere, and another set goes on.
 func TestUpdatesAreRetracted(t *testing.T) {
 	made, refused := 0, 0
 	for _, f := range retractable() {
@@ -215,7 +215,8 @@ func TestNoRoomForEscapes(t *testing.T) {
 	}
 }
 
-// FuzzRetraction gives logs that no update has prepared: they are refused or retract something, and nothing else happens.
+// FuzzRetraction gives logs that no update has prepared: they are refused or retract something, and nothing else
+// happens.
 func FuzzRetraction(f *testing.F) {
 	f.Add([]byte{}, uint16(300))
 	f.Add(bytes.Repeat([]byte{0xff}, 600), uint16(256))

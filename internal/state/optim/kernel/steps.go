@@ -195,8 +195,8 @@ func (s SGDStep) Constants(c *Constants) error {
 	return c.set(s.Step, rows)
 }
 
-// SetGradScale replaces the factor of gradients: on nothing else of the constants does it have an effect. It reports what
-// binary32 cannot hold.
+// SetGradScale replaces the factor of gradients: on nothing else of the constants does it have an effect. It reports
+// what binary32 cannot hold.
 func (c *Constants) SetGradScale(scale float64) error {
 	for lane := range c.table[abi.GradScale] {
 		c.table[abi.GradScale][lane] = float32(scale)

@@ -76,8 +76,8 @@ func (s instructionSet) invertMaster(state abi.State) {
 	RET()
 }
 
-// invertMoments writes the kernel that sets what the inverse makes of the moments of a block after an update. The argument
-// for masters are the weights before the update.
+// invertMoments writes the kernel that sets what the inverse makes of the moments of a block after an update. The
+// argument for masters are the weights before the update.
 func (s instructionSet) invertMoments() {
 	f, restore := s.beginRetraction("invertMoments"+s.name, abi.FP32)
 	kind, gradient := argument("GradientKind"), argument("Gradient")

@@ -280,8 +280,8 @@ const WideLanes = 8
 // WideTable holds constants in binary64, each repeated for every lane.
 type WideTable [WideRows][WideLanes]float64
 
-// RetractionArguments are the arguments of the kernels that prepare the retraction of a block. Streams that a kernel does
-// not use are nil.
+// RetractionArguments are the arguments of the kernels that prepare the retraction of a block. Streams that a kernel
+// does not use are nil.
 type RetractionArguments struct {
 	Elements     int // full groups, of one block
 	GradientKind int
