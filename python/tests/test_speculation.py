@@ -170,7 +170,8 @@ def test_a_step_that_has_begun_is_retracted(how, decided):
     assert found[0] == found[1] and "skipped" in decided
 
 
-def test_changed_gradients_are_found(tmp_path):
+@pytest.mark.parametrize("at_step", [True, False])
+def test_changed_gradients_are_found(at_step, tmp_path):
     model = layers()
     optimizer = make(model, max_grad_norm=1e-3)
     for i in range(12):
@@ -180,8 +181,21 @@ def test_changed_gradients_are_found(tmp_path):
     optimizer.saved()
     wide(model, 12)
     model[4].weight.grad.mul_(2)
-    with pytest.raises(RuntimeError, match="the gradient of parameter 4.weight was changed after it was accumulated"):
-        optimizer.step()
+    for call in (optimizer.step, optimizer.zero_grad, optimizer.synchronize) if at_step else (optimizer.zero_grad, optimizer.step):
+        with pytest.raises(RuntimeError, match="the gradient of parameter 4.weight was changed after it was accumulated"):
+            call()
+    optimizer.load(tmp_path)
+    model.zero_grad()
+    wanted = layers()
+    serial = make(wanted, None, max_grad_norm=1e-3)
+    for i in range(12):
+        wide(wanted, i)
+        step(serial)
+    for i in range(12, 16):
+        for trained, by in ((model, optimizer), (wanted, serial)):
+            wide(trained, i)
+            step(by)
+    assert state_of(model, optimizer) == state_of(wanted, serial)
 
 
 # Deaths

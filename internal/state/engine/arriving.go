@@ -253,15 +253,16 @@ func (s *Shard) UpdateTime() time.Duration {
 }
 
 // Abandon gives up the step under way, whose gradients are not all there. It reports whether some chunks have had the
-// step. The state is then torn: it is of no step, and must be replaced. A step that speculates is skipped instead.
+// step. The state is then torn: it is of no step, and must be replaced. A step that speculates may be skipped instead.
 func (s *Shard) Abandon() (torn bool) {
-	if !s.MissesGradients() || s.AwaitsVerdict() {
-		panic("engine: a step is given up that misses no gradients, or can be skipped")
+	if !s.MissesGradients() {
+		panic("engine: a step is given up that misses no gradients")
 	}
 	s.wait()
 	for unit := range s.done {
 		torn = torn || s.isDone(unit) && !s.isLeft(s.chunks[unit].Section)
 	}
+	s.setPhase(s.begun.Load(), plain) // after the look: what was speculated is not done any more
 	steps := s.Steps()
 	s.arrivals.missing.Store(0)
 	copyNumbers(s.own.after(s.begun.Load()), s.own.after(s.begun.Load()-1))

@@ -223,6 +223,7 @@ func (s *Shard) Decide(v Verdict) error {
 		of = s.phaseAfter(v.GradScale)
 	}
 	s.setPhase(s.begun.Load(), of)
+	s.arrivals.missing.Store(0) // those that a skipped step lacks are of no step
 	s.findFactor()
 	s.arrivals.restBegins()
 	left := s.unitsLeft()

@@ -60,13 +60,18 @@ func (s *heldShard) arrive(b protocol.ReadyBody, arrived shard.Range) error {
 
 // giveUp gives up the step that waits for gradients, or for a verdict. One that speculates leaves the state whole.
 func (s *heldShard) giveUp() {
-	if s.shard.AwaitsVerdict() {
-		s.awaitsEnd = false                            // the shard tells of the end
-		_ = s.shard.Decide(engine.Verdict{Skip: true}) // others ask for damage
-		s.shard.Wait()
-		s.begun = s.shard.Steps()
+	if !s.shard.AwaitsVerdict() {
+		s.abandon()
 		return
 	}
+	s.awaitsEnd = false                            // the shard tells of the end
+	_ = s.shard.Decide(engine.Verdict{Skip: true}) // others ask for damage
+	s.shard.Wait()
+	s.begun = s.shard.Steps()
+}
+
+// abandon gives up the step that waits, and leaves a torn state if some of it has had the step. It needs no gradients.
+func (s *heldShard) abandon() {
 	s.header.condition.Store(stateIsTorn) // first: a service that takes over must not go on with the step
 	if !s.shard.Abandon() {
 		s.header.condition.Store(stateIsWhole) // that of the step before

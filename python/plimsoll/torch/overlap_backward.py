@@ -8,6 +8,7 @@ before. The model's parameters change while the backward pass runs, each once it
 parameter must not be read until ``step()`` is called: hooks, and autograd's own count of changes, refuse it.
 """
 
+import contextlib
 import math
 import warnings
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence
@@ -109,7 +110,8 @@ class Backward(Forward):
 
     def close(self) -> None:
         if self.speculates:
-            self.retract()
+            with contextlib.suppress(RuntimeError):  # it has failed before, or its gradients were changed
+                self.refuse_begun()
         if self.has_begun:
             warnings.warn(f"the optimizer is closed in the middle of step {self._shards.step}. {_MEND}")
         super().close()
@@ -261,6 +263,10 @@ class Backward(Forward):
 
     def retract(self) -> None:
         """Retracts the step that has begun. The model has the parameters of the step before again, and keeps its gradients."""
+        try:
+            self._check_unchanged(self._arrivals.all_missing())
+        except RuntimeError as error:
+            self._fail(str(error))
         with self._apart():
             self._arrivals.expect_no_rest()
             self._shards.decide(None)
@@ -302,6 +308,7 @@ class Backward(Forward):
 
     def refuse_begun(self) -> None:
         if self.speculates:
+            self._arrivals.check()
             self.retract()
         if self.has_begun:
             self._refuse("the backward pass has begun the update")
@@ -350,7 +357,7 @@ class BegunStep:
         if failure is not None:
             raise failure
         self._overlap.bring_rest(self._scaling)
-        if self._overlap.speculates:
+        if self._overlap.speculates and (self._scaling.is_used or self._max_norm is not None):
             squares = math.inf if self._scaling.overflowed() else self._shards.sum_of_squares()
             self.norm = math.sqrt(squares) / self._scaling.loss_scale()
         self._overlap.learn(self._scaling, not self.is_finite or self.norm is not None and clips(self.norm, self._max_norm))
