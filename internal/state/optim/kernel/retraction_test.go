@@ -256,29 +256,32 @@ func TestRetractionBytes(t *testing.T) {
 	}
 }
 
-// BenchmarkRetraction measures what it takes to prepare a retraction, and to retract, beside an update. The chunk stays
-// in the second-level cache.
+// BenchmarkRetraction measures what it takes to prepare a retraction, and to make an update and retract it, beside an
+// update alone. The chunk stays in the second-level cache.
 func BenchmarkRetraction(b *testing.B) {
 	f := Format{Adam, Split, MomentsFP32, dtype.BF16, dtype.BF16}
 	const n = 32 << 10
-	c := newChunk(b, f, n, 0)
-	constants := steps(Adam)[1]
-	fillTrained(rand.New(rand.NewPCG(1, 3)), f, c, &constants)
-	log, undo := RetractionIn(make([]byte, RetractionBytes(n))), UndoIn(make([]byte, f.UndoBytes()))
-	r := new(Retractor)
+	constants, was, c := steps(Adam)[1], newChunk(b, f, n, 0), newChunk(b, f, n, 0)
+	fillTrained(rand.New(rand.NewPCG(1, 3)), f, was, &constants)
+	log, undo, r := RetractionIn(make([]byte, RetractionBytes(n))), UndoIn(make([]byte, f.UndoBytes())), new(Retractor)
 	for _, set := range Available() {
-		r.Prepare(set, f, &constants, c, log)
+		copyChunk(c, was)
 		for _, pass := range []struct {
 			name string
-			run  func()
+			run  func() bool
 		}{
-			{"update", func() { set.UpdateLogged(f, &constants, c, 0, undo) }},
-			{"prepare", func() { r.Prepare(set, f, &constants, c, log) }},
-			{"retract", func() { r.Retract(set, f, &constants, c, log, 0, undo) }},
+			{"prepare", func() bool { return r.Prepare(set, f, &constants, c, log) }},
+			{"update-and-retract", func() bool {
+				set.UpdateLogged(f, &constants, c, 0, undo)
+				return r.Retract(set, f, &constants, c, log, 0, undo)
+			}},
+			{"update", func() bool { set.UpdateLogged(f, &constants, c, 0, undo); return true }},
 		} {
 			b.Run(fmt.Sprintf("impl=%v/pass=%s", set, pass.name), func(b *testing.B) {
 				for b.Loop() {
-					pass.run()
+					if !pass.run() {
+						b.Fatal("the update cannot be retracted")
+					}
 				}
 				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/parameter")
 			})
