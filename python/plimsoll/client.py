@@ -185,6 +185,8 @@ class Session(Holder):
             self.accumulated = request.count
         elif request.kind is Kind.READY and protocol.is_arrived(request.body):
             self._arrived.append(request.body)
+        elif request.kind is Kind.DECIDE:
+            self.step, self._arriving, self._arrived = protocol.step_after(request.body), 0, []
         elif request.kind is Kind.WAIT:
             step, seconds = protocol.parse_stepped(request.answer, Kind.WAIT)
             if step == self._arriving and seconds > 0:
@@ -360,6 +362,7 @@ class Session(Holder):
         wait: bool,
         arriving: bool = False,
         left_alone: Sequence[int] = (),
+        speculates: bool = False,
     ) -> Request:
         """Begins the next step. Gradients are multiplied by ``grad_scale``; each group has seven numbers.
 
@@ -370,11 +373,14 @@ class Session(Holder):
         says that their gradients are final, and the parameters of a range may be waited for when its gradients are
         there. Until all gradients are there, nothing else but :meth:`load` and :meth:`close` may be asked for. If this
         process ends before, the state is lost: the next one finds it not initialized, with its ``torn_step``.
+
+        An arriving step that ``speculates`` changes parameters before it is known what becomes of it: see :meth:`decide`. If
+        this process ends before, the state is that of the step before.
         """
         with self._lock:
             self.drain()
             left = protocol.bits(left_alone, self.parameter_count) if groups is not None else b""
-            body = protocol.pack_step(self.step + 1, grad_scale, wait, groups, arriving, left)
+            body = protocol.pack_step(self.step + 1, grad_scale, wait, groups, arriving, left, speculates)
             request = self.send(Kind.STEP, body)
             if arriving:
                 self.result(request)  # at once; what follows is about this step
@@ -383,6 +389,14 @@ class Session(Holder):
     def begun(self, request: Request) -> float:
         """Waits for the answer of :meth:`begin`. The seconds that the step took, where it was waited for."""
         return protocol.parse_stepped(self.result(request), Kind.STEP)[1]
+
+    def decide(self, grad_scale: Optional[float]) -> Request:
+        """Says by what gradients are multiplied in the step under way, which speculates and whose gradients are all there.
+        None skips the step: when the answer is there, the state is that of the step before.
+        """
+        with self._lock:
+            self.drain()
+            return self.send(Kind.DECIDE, protocol.pack_decide(self.step, grad_scale))
 
     def _stepped(self, request: Request) -> None:
         step, _ = protocol.parse_stepped(request.answer, Kind.STEP)

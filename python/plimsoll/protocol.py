@@ -28,7 +28,9 @@ _ACCUMULATE = struct.Struct("<IIQQQQ")
 _RANGE = struct.Struct("<QQ")
 _NUMBER = struct.Struct("<Q")
 _STEP = struct.Struct("<QdII")
-_WAIT_FOR_STEP, _PREPARED_STEP, _ARRIVING_STEP, _LEAVING_STEP = 1, 2, 4, 8
+_WAIT_FOR_STEP, _PREPARED_STEP, _ARRIVING_STEP, _LEAVING_STEP, _SPECULATING = 1, 2, 4, 8, 16
+_DECIDE = struct.Struct("<QdQ")
+_SKIP_STEP = 1
 _ARRIVED = struct.Struct("<QQQ")
 _WITHOUT = struct.Struct("<QQQQ")
 _NO_GRADIENTS = 1
@@ -74,6 +76,7 @@ class Kind(enum.IntEnum):
     OWN_STEPS = 22
     SET_OWN_STEPS = 23
     DELTA = 24
+    DECIDE = 25
 
 
 STATUSES = ("done", "malformed", "refused", "does_not_fit", "busy", "not_permitted", "out_of_order", "storage", "internal")
@@ -160,12 +163,15 @@ def pack_step(
     groups: Optional[Sequence[Sequence[float]]],
     arriving: bool = False,
     left_alone: bytes = b"",
+    speculates: bool = False,
 ) -> bytes:
-    """A step; ``groups`` is None for one that was prepared. The gradients of an ``arriving`` one come after it.
+    """A step; ``groups`` is None for one that was prepared. The gradients of an ``arriving`` one come after it. What becomes
+    of one that ``speculates`` is decided later.
 
     ``left_alone`` has a bit for each parameter: see :func:`bits`.
     """
     flags = _WAIT_FOR_STEP * wait | _PREPARED_STEP * (groups is None) | _ARRIVING_STEP * arriving | _LEAVING_STEP * bool(left_alone)
+    flags |= _SPECULATING * speculates
     head = _STEP.pack(step, grad_scale, flags, len(groups or ()))
     return head + b"".join(_GROUP.pack(*g) for g in groups or ()) + left_alone
 
@@ -186,6 +192,17 @@ def bits(numbers: Sequence[int], count: int) -> bytes:
 def is_arriving(body: bytes) -> bool:
     """Whether the body of a step says that its gradients come after it."""
     return bool(_STEP.unpack_from(body)[2] & _ARRIVING_STEP)
+
+
+def pack_decide(step: int, grad_scale: Optional[float]) -> bytes:
+    """What becomes of a step that speculates: its factor, or None to skip it."""
+    return _DECIDE.pack(step, 0.0, _SKIP_STEP) if grad_scale is None else _DECIDE.pack(step, grad_scale, 0)
+
+
+def step_after(body: bytes) -> int:
+    """The step of the state after a request to decide."""
+    step, _, flags = _DECIDE.unpack(body)
+    return step - bool(flags & _SKIP_STEP)
 
 
 def is_arrived(body: bytes) -> bool:
@@ -325,13 +342,15 @@ class Opened:
     ``asked_factor``. ``accumulated`` times was added to the gradients since they were cleared, which was at
     ``cleared_step``; ``accumulating`` is the number of what is half added, 0 for nothing. ``arriving_step`` is a step that
     waits for the gradients of this process, ``torn_step`` one that some of the state has had before its trainer ended.
-    ``can_go_back`` says that a tier still has the state before the last step.
+    ``can_go_back`` says that a tier still has the state before the last step, ``retracts`` that the session has a log with
+    which steps can be retracted.
     """
 
     attached: bool
     initialized: bool
     step: int
     can_go_back: bool
+    retracts: bool
     prepared_step: int
     asked_step: int
     asked_factor: float
@@ -431,6 +450,7 @@ def parse_opened(result: bytes, elements: int) -> Opened:
         initialized=_member(document, "initialized", bool),
         step=_member(document, "step", int),
         can_go_back=_member(document, "can_go_back", bool),
+        retracts=_member(document, "retracts", bool),
         prepared_step=_member(document, "prepared_step", int),
         asked_step=_member(document, "asked_step", int),
         asked_factor=_asked_factor(document),

@@ -20,7 +20,7 @@ OPENED = {
     "asked_factor": 0.5,
     "arriving_step": 0,
     "torn_step": 0,
-    "can_go_back": False,
+    "can_go_back": False, "retracts": False,
     "accumulated": 0,
     "accumulating": 0,
     "cleared_step": 0,

@@ -26,6 +26,7 @@ const (
 const (
 	GradientNormSums  Component = "gradient_norm_sums"
 	StepJournal       Component = "step_journal"
+	RetractionLog     Component = "retraction_log"
 	SessionHeader     Component = "session"
 	TierWindow        Component = "tier_window"
 	HeldStates        Component = "held_states"

@@ -21,17 +21,23 @@ type arrivals struct {
 	ranges []shard.Range // whose gradients have arrived: in order, with gaps between them
 	ready  []uint64      // a bit by place in the order: of chunks that have come and that no worker has taken
 	first  int           // no word of ready before this one has a bit
-	left   int           // chunks that have come and are not done
+	left   int           // chunks that have come and are not done, or are left for later
+	blocks []int         // norm blocks that have come and that no worker has taken
+	listed []bool        // norm blocks that have come
+	rest   bool          // whether the update goes on after a verdict
 	since  time.Time     // when there was such a chunk again
 	busy   time.Duration // how long there were such chunks, up to then
 
 	missing atomic.Int64    // chunks whose gradients have not all arrived; 0 if the update was begun with all of them
 	marks   []atomic.Uint64 // by chunk: the mark of the last update in which all of its gradients have arrived
 	called  []atomic.Bool   // by worker: whether a call has not been followed
+
+	unsummed atomic.Int64 // norm blocks of a speculated update whose squares were not added up
+	stopped  atomic.Bool  // workers take no more chunks: there is a verdict
 }
 
 // begin readies the arrivals for an update of chunks whose gradients are not there. No worker uses them.
-func (a *arrivals) begin(chunks, workers int) {
+func (a *arrivals) begin(chunks, workers, blocks int) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	if a.marks == nil {
@@ -39,6 +45,13 @@ func (a *arrivals) begin(chunks, workers int) {
 		a.ready = make([]uint64, (chunks+63)/64)
 	}
 	clear(a.ready)
+	if len(a.listed) != blocks {
+		a.listed = make([]bool, blocks)
+	}
+	clear(a.listed)
+	a.blocks, a.rest = a.blocks[:0], false
+	a.stopped.Store(false)
+	a.unsummed.Store(int64(blocks))
 	a.ranges, a.first, a.left, a.busy = a.ranges[:0], len(a.ready), 0, 0
 	a.missing.Store(int64(chunks))
 }
@@ -119,8 +132,11 @@ func (s *Shard) BeginArriving(u Update, then func()) error {
 	return nil
 }
 
-// MissesGradients reports whether the step under way waits for gradients: not all are known to have arrived.
-func (s *Shard) MissesGradients() bool { return s.isUnderway() && s.arrivals.missing.Load() > 0 }
+// MissesGradients reports whether the step under way waits for gradients, as not all are known to have arrived, or for
+// a verdict.
+func (s *Shard) MissesGradients() bool {
+	return s.isUnderway() && s.arrivals.missing.Load() > 0 && !s.phase().isDecided() || s.AwaitsVerdict()
+}
 
 // Misses returns a range of which gradients are missing in the step under way, within a range; ok is false if there are
 // none. Any goroutine may call it.
@@ -149,7 +165,11 @@ func (s *Shard) waitUnlessArriving() {
 
 // startArriving begins to update the chunks whose gradients arrive. Those that another process has updated need none.
 func (s *Shard) startArriving() {
-	s.arrivals.begin(s.config.Chunks, s.workers.Count())
+	blocks := 0
+	if s.AwaitsVerdict() {
+		blocks = len(s.sums)
+	}
+	s.arrivals.begin(s.config.Chunks, s.workers.Count(), blocks)
 	for unit := range s.done {
 		if s.isDone(unit) {
 			s.arrive(s.chunks[unit].Range)
@@ -164,12 +184,15 @@ func (s *Shard) arrive(r shard.Range) {
 	}
 }
 
-// complete notes that the gradients of a range have arrived, and returns how many chunks can now be updated.
+// complete notes that the gradients of a range have arrived, and returns how many chunks can now be updated, and norm
+// blocks be added up.
 func (s *Shard) complete(r shard.Range) (came int) {
 	a, mark := &s.arrivals, s.counters.mark()
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	full, chunks := a.cover(r), s.config.ChunksOf(r)
+	came += a.listBlocks(full, s.config.Elements)
+	updates := 0
 	for unit := int(chunks.First); unit < int(chunks.End()); unit++ {
 		own := s.chunks[unit].Range
 		if full.Intersect(own) != own || a.marks[unit].Swap(mark) == mark {
@@ -178,14 +201,14 @@ func (s *Shard) complete(r shard.Range) (came int) {
 		a.missing.Add(-1)
 		if !s.isDone(unit) { // by another process
 			a.add(s.queue.order.place(unit))
-			came++
+			updates++
 		}
 	}
-	if a.left == 0 && came > 0 {
+	if a.left == 0 && updates > 0 {
 		a.since = time.Now()
 	}
-	a.left += came
-	return came
+	a.left += updates
+	return came + updates
 }
 
 // hasArrived reports whether an update may change a chunk.
@@ -208,7 +231,8 @@ func (s *Shard) callWorkers() {
 func (s *Shard) updateArrived(worker int) {
 	defer s.catch()
 	s.arrivals.called[worker].Store(false) // before it looks: later gradients call it again
-	for {
+	for !s.arrivals.stopped.Load() {
+		s.sumArrived(worker)
 		s.updateUrgent(worker)
 		place, ok := s.arrivals.take()
 		if !ok {
@@ -229,7 +253,7 @@ func (s *Shard) UpdateTime() time.Duration {
 }
 
 // Abandon gives up the step under way, whose gradients are not all there. It reports whether some chunks have had the
-// step. The state is then torn: it is of no step, and must be replaced.
+// step. The state is then torn: it is of no step, and must be replaced. A step that speculates may be skipped instead.
 func (s *Shard) Abandon() (torn bool) {
 	if !s.MissesGradients() {
 		panic("engine: a step is given up that misses no gradients")
@@ -238,6 +262,7 @@ func (s *Shard) Abandon() (torn bool) {
 	for unit := range s.done {
 		torn = torn || s.isDone(unit) && !s.isLeft(s.chunks[unit].Section)
 	}
+	s.setPhase(s.begun.Load(), plain) // after the look: what was speculated is not done any more
 	steps := s.Steps()
 	s.arrivals.missing.Store(0)
 	copyNumbers(s.own.after(s.begun.Load()), s.own.after(s.begun.Load()-1))

@@ -34,6 +34,9 @@ type ShardConfig struct {
 	Sums bool
 	// Tier has what the trainer does not map in files, and a window of it in memory. Nil: all of it is in memory.
 	Tier *Tier
+	// Retracts has a log with which an update can be retracted that was made before it was known whether it counts
+	// ([Update.Speculates]). It takes a byte a parameter.
+	Retracts bool
 	// Observe is called by a worker after each chunk that it has updated and each norm
 	// block that it has read, with the time when it began. It may be nil.
 	Observe func(worker int, work Work, began time.Time)
@@ -80,6 +83,9 @@ func (c ShardConfig) Arenas() []arena.Plan {
 		Why: fmt.Sprintf("8 B x %s blocks of %s gradients: float64 sums of squares, "+
 			"so that the norm is the same for any number of workers", ledger.Count(blocks), ledger.Count(normBlock)),
 	})
+	if c.Retracts {
+		plans = append(plans, c.retractionArena())
+	}
 	if c.Journal {
 		plans = append(plans, c.journalArena())
 	}
@@ -109,6 +115,9 @@ func (c ShardConfig) validate() error {
 	}
 	if c.Tier != nil && c.Tier.Lanes < 1 {
 		return errors.New("a tier with a window of no chunk")
+	}
+	if c.Retracts {
+		return c.MayRetract()
 	}
 	return nil
 }

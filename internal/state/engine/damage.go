@@ -126,6 +126,9 @@ func (p *progress) checkUpdate() (err error) {
 		return nil
 	}
 	defer checked.Catch(&err)
+	if scale := p.decided; p.phase() == redone && !scale.scaleSum.Holds(memoryOf(&scale.scale)) {
+		return errors.New("the factor of gradients with which an update is made again has another checksum")
+	}
 	for section := range p.rows {
 		row := p.rows[section].Load()
 		if row >= uint64(len(p.constants)) {

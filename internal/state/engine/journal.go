@@ -34,7 +34,7 @@ const (
 	journalSlots = 256
 
 	journalMagic   = 0x6c616e72756f6a50 // "Pjournal"
-	journalVersion = 7
+	journalVersion = 8
 
 	cacheLine = 64
 )
@@ -49,6 +49,7 @@ type journalHead struct {
 	writing checked.Flag
 	// restoring is true while the state is being replaced by the last commit of a tier.
 	restoring checked.Flag
+	decided   verdict
 }
 
 // journalLayout holds the offsets of the parts of a journal.
@@ -116,6 +117,9 @@ func (c ShardConfig) fingerprint() [sha256.Size]byte {
 	if c.Tier != nil {
 		text = fmt.Appendf(text, " %d lanes", c.Tier.Lanes)
 	}
+	if c.Retracts {
+		text = fmt.Append(text, " retracts")
+	}
 	return sha256.Sum256(text)
 }
 
@@ -124,7 +128,7 @@ func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
 	l, bytes := c.journalLayout(), a.Bytes()
 	head := at[journalHead](bytes, 0)
 	p.counters, p.accumulations = &head.counters, &head.accumulations
-	p.writing, p.restoring = &head.writing, &head.restoring
+	p.writing, p.restoring, p.decided = &head.writing, &head.restoring, &head.decided
 	sections := len(c.Sections())
 	p.constants = unsafe.Slice(at[constants](bytes, l.constants), sections)
 	p.rows = unsafe.Slice(at[checked.Word](bytes, l.rows), sections)
@@ -145,6 +149,7 @@ func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
 		begin := l.slotsBegin + i*l.slotSize
 		p.slots = append(p.slots, slot{
 			at[checked.Int](bytes, begin),
+			at[checked.Flag](bytes, begin+8),
 			kernel.UndoIn(bytes[begin+cacheLine : begin+l.slotSize]),
 		})
 	}

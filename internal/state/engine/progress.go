@@ -15,7 +15,7 @@ import (
 //
 // A chunk is done when its mark equals the mark of the update or accumulation that
 // was begun last. Marks of updates are even, those of accumulations are odd, and
-// neither is ever set back.
+// neither is ever set back. A speculated update has a mark of its own (speculation.go).
 //
 // Every number carries its checksum (package checked), which every read of it verifies.
 type progress struct {
@@ -25,8 +25,9 @@ type progress struct {
 	constants []constants    // in the update begun last; at most one for each section
 	done      []checked.Word // by chunk: the mark of the last update or accumulation that it has had
 	slots     []slot         // of each worker; none without a journal
-	writing   *checked.Flag  // whether slots are undo logs of a write of moments
-	restoring *checked.Flag  // whether the state is being replaced by the last commit of a tier
+	decided   *verdict
+	writing   *checked.Flag // whether slots are undo logs of a write of moments
+	restoring *checked.Flag // whether the state is being replaced by the last commit of a tier
 	chunkSums sums
 	entries   []atomic.Uint64 // of the parts of chunks on a tier
 	lanes     []checked.Int   // by lane: 1 more than the chunk that it holds and the tier has not; 0 for none
@@ -70,13 +71,22 @@ func (a *accumulations) setLast(last Accumulation) {
 // slot is a worker's part of the journal: the undo log of a chunk.
 type slot struct {
 	unit *checked.Int // the chunk, if undo has begun
-	undo kernel.Undo
+	// retracts says that the undo log is of a retraction of the chunk, not of an update.
+	retracts *checked.Flag
+	undo     kernel.Undo
 }
 
 // begin starts an empty undo log for a chunk.
 func (s slot) begin(unit int) {
 	s.undo.Begin() // before the chunk: the old log is void
 	s.unit.Store(int64(unit))
+	s.retracts.Store(false)
+}
+
+// beginRetraction starts an empty undo log for a chunk whose update is being retracted.
+func (s slot) beginRetraction(unit int) {
+	s.begin(unit)
+	s.retracts.Store(true)
 }
 
 // newProgress returns progress on the heap.
@@ -91,6 +101,7 @@ func newProgress(c ShardConfig) progress {
 		done:          make([]checked.Word, c.Chunks),
 		writing:       &checked.Flag{},
 		restoring:     &checked.Flag{},
+		decided:       &verdict{},
 	}
 	p.chunkSums.streams = c.summed()
 	p.chunkSums.list = make([]atomic.Uint64, c.Chunks*len(p.chunkSums.streams))
@@ -127,6 +138,9 @@ func (p *progress) words(yield func(at place, word *checked.Word) bool) {
 		{"first element accumulated", &a.first.Word}, {"elements accumulated", &a.count.Word},
 		{"type accumulated", &a.of}, {"moments are being written", &p.writing.Word},
 		{"state is being restored", &p.restoring.Word},
+		{"verdict on a speculated update", &p.decided.word},
+		{"steps before a speculated update", &p.decided.before.Word},
+		{"checksum of a factor of gradients", &p.decided.scaleSum.Word},
 	}
 	for _, head := range heads {
 		if !yield(place{head.name, -1}, head.word) {
@@ -157,7 +171,8 @@ func (p *progress) listed(yield func(at place, word *checked.Word) bool) {
 		}
 	}
 	for i := range p.slots {
-		if !yield(place{"chunk of slot", i}, &p.slots[i].unit.Word) {
+		if !yield(place{"chunk of slot", i}, &p.slots[i].unit.Word) ||
+			!yield(place{"retraction in slot", i}, &p.slots[i].retracts.Word) {
 			return
 		}
 	}
@@ -176,8 +191,11 @@ func (p *progress) Steps() int64 { return p.before.Load() + int64(p.finished.Loa
 // isUnderway reports whether an update was begun, by any process, and not finished.
 func (p *progress) isUnderway() bool { return p.begun.Load() != p.finished.Load() }
 
-// isArriving reports whether the update under way was begun before its gradients were there, by any process.
-func (p *progress) isArriving() bool { return p.isUnderway() && p.arriving.Load() == p.begun.Load() }
+// isArriving reports whether the update under way was begun before its gradients were there, by any process, and there
+// is no verdict on it.
+func (p *progress) isArriving() bool {
+	return p.isUnderway() && p.arriving.Load() == p.begun.Load() && !p.phase().isDecided()
+}
 
 // isAccumulating reports whether an accumulation was begun, by any process, and
 // not finished.
@@ -185,12 +203,15 @@ func (p *progress) isAccumulating() bool {
 	return p.accumulations.begun.Load() != p.accumulations.finished.Load()
 }
 
-func (c *counters) mark() uint64 { return c.begun.Load() << 1 }
+func (c *counters) mark() uint64 { return c.begun.Load() << 2 }
 
 func (a *accumulations) mark() uint64 { return a.marks.Load()<<1 | 1 }
 
-// isDone reports whether a chunk has had the update that was begun last.
-func (p *progress) isDone(unit int) bool { return p.done[unit].Load() == p.counters.mark() }
+// isDone reports whether a chunk has had the update that was begun last, for good unless there is no verdict yet.
+func (p *progress) isDone(unit int) bool {
+	mark := p.done[unit].Load()
+	return mark == p.counters.mark() || mark == p.counters.speculatedMark() && p.phase().keepsSpeculated()
+}
 
 // isAdded reports whether a chunk has had the accumulation that was begun last.
 func (p *progress) isAdded(unit int) bool { return p.done[unit].Load() == p.accumulations.mark() }

@@ -142,7 +142,13 @@ func (s *Shard) updateUrgent(worker int) {
 }
 
 // take reports whether a worker is the first that takes a chunk in the update begun last.
-func (s *Shard) take(unit int) bool { return s.queue.take(unit, s.counters.mark()) }
+func (s *Shard) take(unit int) bool {
+	mark := s.counters.mark()
+	if s.phase().isDecided() {
+		mark++ // chunks that were taken before the verdict are taken again
+	}
+	return s.queue.take(unit, mark)
+}
 
 // takeIfArrived is take for a chunk whose gradients may be missing.
 func (s *Shard) takeIfArrived(unit int) bool { return s.hasArrived(unit) && s.take(unit) }

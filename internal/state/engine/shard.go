@@ -30,7 +30,7 @@ type Shard struct {
 	queue    queue    // which chunks of an update come first
 	arrivals arrivals // gradients of an update that was begun before they were there
 
-	summed   []bool           // norm blocks that were added up when their gradients arrived
+	summed   []atomic.Bool    // norm blocks that were added up when their gradients arrived
 	trial    kernel.Constants // of a step that is checked; the journal has only steps that begin
 	assigned rows             // the constants of the journal, and of what they are
 	current  update
@@ -44,6 +44,8 @@ type Shard struct {
 	damage    atomic.Pointer[error]
 	scrubbing scrubbing
 	noted     noted // what steps change, if anybody wants to know
+
+	speculation speculation
 }
 
 // update is the update that this process is making or made last.
@@ -110,6 +112,7 @@ func open(
 	if err := s.open(arenaOf, journal, attached); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
+	s.openSpeculation()
 	return s, nil
 }
 
@@ -135,7 +138,7 @@ func (s *Shard) open(
 	s.current.awaited = make([]atomic.Bool, len(s.done))
 	s.queue = newQueue(len(s.done))
 	s.current.underway.Store(s.finished.Load())
-	s.summed = make([]bool, len(s.sums))
+	s.summed = make([]atomic.Bool, len(s.sums))
 	cpus := s.config.CPUs
 	if s.config.Journal {
 		cpus = cpus[:min(len(cpus), len(s.slots))]
@@ -161,7 +164,7 @@ func (s *Shard) Close() error {
 // sumSquaresOfBlock adds up the squares of a norm block. It does nothing if they
 // were added up when the gradients arrived.
 func (s *Shard) sumSquaresOfBlock(worker, block int) {
-	if !s.summed[block] {
+	if !s.summed[block].Load() {
 		began := s.config.begin()
 		from := block * normBlock
 		to := min(from+normBlock, s.gradient.Len())
@@ -180,7 +183,9 @@ func (s *Shard) GradientsArrived(r shard.Range) {
 		s.arrive(r)
 		return
 	}
-	clear(s.summed[r.First/normBlock : (r.End()+normBlock-1)/normBlock])
+	for block := r.First / normBlock; block < (r.End()+normBlock-1)/normBlock; block++ {
+		s.summed[block].Store(false)
+	}
 	from := (r.First + normBlock - 1) / normBlock
 	end := r.End() / normBlock
 	if r.End() == s.config.Elements {
@@ -192,7 +197,7 @@ func (s *Shard) GradientsArrived(r shard.Range) {
 	s.start(shard.Between(from, end), helping, s.sumBlock)
 	s.wait()
 	for block := from; block < end; block++ {
-		s.summed[block] = true
+		s.summed[block].Store(true)
 	}
 }
 
@@ -237,8 +242,12 @@ func (s *Shard) EachGradient(body func(at shard.Chunk, gradient kernel.Array)) {
 }
 
 // SumSquares returns the sum of the squares of all gradients in their arena. It does
-// not read norm blocks again that [Shard.GradientsArrived] has added up.
+// not read norm blocks again that [Shard.GradientsArrived] has added up. In a speculated
+// step all gradients have arrived.
 func (s *Shard) SumSquares() float64 {
+	if s.AwaitsVerdict() {
+		return s.sumOfArrived()
+	}
 	s.startNorm()
 	return s.sumOfBlocks()
 }
@@ -246,12 +255,19 @@ func (s *Shard) SumSquares() float64 {
 func (s *Shard) startNorm() { s.start(shard.Range{Count: s.config.normBlocks()}, helping, s.sumBlock) }
 
 // ForgetArrived undoes [Shard.GradientsArrived]: all gradients may change again.
-func (s *Shard) ForgetArrived() { clear(s.summed) }
+func (s *Shard) ForgetArrived() {
+	for block := range s.summed {
+		s.summed[block].Store(false)
+	}
+}
 
 // sumOfBlocks waits for the norm pass and adds up its sums in order.
 func (s *Shard) sumOfBlocks() float64 {
 	s.wait()
-	sum := 0.0
+	return s.addBlocksUp()
+}
+
+func (s *Shard) addBlocksUp() (sum float64) {
 	for _, x := range s.sums {
 		sum += x
 	}

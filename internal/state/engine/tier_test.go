@@ -27,7 +27,7 @@ import (
 // onTier returns the configuration of a case with its state on a tier.
 func (c crashCase) onTier(t testing.TB, disk tier.Disk, lanes int, folders ...string) ShardConfig {
 	config := c.with(cpus(t, 2), kernel.Available()[len(kernel.Available())-1])
-	config.Tier = c.tierOn(disk, lanes, folders...)
+	config.Tier, config.Retracts = c.tierOn(disk, lanes, folders...), false
 	return config
 }
 

@@ -18,6 +18,9 @@ type Update struct {
 	// LeftAlone are sections that have no gradients. They keep their weights and moments, and the step is none of
 	// theirs. What is in the arena of gradients counts for the norm alone.
 	LeftAlone []int
+	// Speculates says that the step waits for a verdict ([Shard.Decide]): whether it counts, and with which factor. Its
+	// gradients arrive while it is made.
+	Speculates bool
 }
 
 // Begin begins the next step. It multiplies every gradient by scale and updates each
@@ -34,6 +37,9 @@ func (s *Shard) Begin(step int64, gradScale float64, optimizers []optim.Optimize
 func (s *Shard) BeginThen(u Update, then func()) error {
 	if err := s.MayBegin(u); err != nil {
 		return err
+	}
+	if u.Speculates {
+		return fmt.Errorf("step %d cannot speculate: its gradients are there", u.Step)
 	}
 	s.update(u, then, false)
 	return nil
@@ -52,6 +58,8 @@ func (s *Shard) MayBegin(u Update) error {
 			"clear all gradients", u.Step)
 	case u.Step != next:
 		return fmt.Errorf("step %d cannot begin: the next one is %d", u.Step, next)
+	case u.Speculates && !s.config.Retracts:
+		return fmt.Errorf("step %d cannot speculate: there is no log to retract it with", u.Step)
 	case len(u.Optimizers) < s.config.Groups:
 		return fmt.Errorf("step %d cannot begin: there are %d parameter groups and %d optimizers",
 			u.Step, s.config.Groups, len(u.Optimizers))
@@ -132,6 +140,7 @@ func (s *Shard) prepareUpdate(u Update, then func(), arriving bool) {
 	if arriving {
 		s.arriving.Store(s.begun.Load() + 1)
 	}
+	s.beginSpeculation(u.Speculates)
 }
 
 // Finish finishes what another process has begun: a step, clearing the gradients, and
@@ -151,19 +160,15 @@ func (s *Shard) Finish() bool {
 		s.writeHeld()
 		return false
 	}
+	s.findFactor()
 	for _, slot := range s.slots {
 		s.resume(slot)
 	}
 	if s.writeHeld(); s.Err() != nil {
 		return false // the files lack what a lane holds
 	}
-	left := int64(0)
-	for unit := range s.done {
-		if !s.isDone(unit) {
-			left++
-		}
-	}
-	if left == 0 {
+	left := s.unitsLeft()
+	if left == 0 && !s.AwaitsVerdict() {
 		if !s.commitOnce() {
 			return false
 		}
@@ -209,24 +214,49 @@ func (s *Shard) run(left int64) {
 // update. It does not wait for workers that got no chunk because other processes
 // use their CPUs.
 func (s *Shard) updateUnit(worker, unit int) {
-	if s.isDone(unit) {
+	if !s.needsWork(unit) {
 		return // another process has updated it
 	}
-	if state := s.chunk(unit).state(); !s.makeUpdate(worker, unit, &state) {
+	state := s.chunk(unit).state()
+	if made, sound := s.changeUnit(worker, unit, &state); !sound {
 		return
-	}
-	if s.isArriving() {
+	} else if s.isArriving() {
 		s.arrivals.done()
+		if !made {
+			return
+		}
 	}
-	if s.current.left.Add(-1) == 0 {
+	if s.current.left.Add(-1) == 0 && !s.AwaitsVerdict() {
 		s.end()
 		s.tell()
 	}
 }
 
+// changeUnit makes of a chunk what the update under way asks for. It reports whether the chunk has what it asks for,
+// and whether memory was as it should be. Only an update that speculates leaves a chunk for later.
+func (s *Shard) changeUnit(worker, unit int, state *kernel.Chunk) (made, sound bool) {
+	phase := s.phase()
+	if s.done[unit].Load() == s.speculatedMark() && !s.retract(worker, unit, state) {
+		return false, false
+	}
+	if phase == skipped {
+		s.wakeFor(unit)
+		return true, true
+	}
+	if phase == speculated && !s.isLeft(s.chunks[unit].Section) && !s.prepareRetraction(worker, unit, state) {
+		return false, true
+	}
+	return true, s.makeUpdate(worker, unit, state)
+}
+
 // end ends the update under way.
 func (s *Shard) end() {
-	s.finished.Store(s.begun.Load())
+	if s.phase() == skipped {
+		s.forgetSkipped()
+	} else {
+		s.finished.Store(s.begun.Load())
+	}
+	s.arrivals.restIsOver()
 	s.current.watchers.wake()
 }
 
@@ -258,7 +288,16 @@ func (s *Shard) makeUpdate(worker, unit int, state *kernel.Chunk) bool {
 }
 
 func (s *Shard) setDone(unit int) {
-	s.done[unit].Store(s.counters.mark())
+	mark := s.counters.mark()
+	if s.phase() == speculated && !s.isLeft(s.chunks[unit].Section) {
+		mark = s.speculatedMark()
+	}
+	s.done[unit].Store(mark)
+	s.wakeFor(unit)
+}
+
+// wakeFor wakes who waits for a chunk.
+func (s *Shard) wakeFor(unit int) {
 	if s.current.awaited[unit].Load() {
 		s.current.awaited[unit].Store(false)
 		s.current.watchers.wake()
@@ -354,9 +393,21 @@ func (s *Shard) updateFrom(slot slot, unit int, state *kernel.Chunk, first int) 
 
 // constantsOf returns the constants of a chunk in the update that was begun last.
 func (s *Shard) constantsOf(c chunk) *kernel.Constants {
-	constants := &s.constants[s.rows[c.Section].Load()]
-	constants.sum.Verify(memoryOf(&constants.Constants))
-	return &constants.Constants
+	if s.phase() == redone {
+		return &s.speculation.again[s.rows[c.Section].Load()]
+	}
+	return s.speculatedConstants(c)
+}
+
+// speculatedConstants returns the constants with which the update was begun: those of a speculation, if it is one.
+func (s *Shard) speculatedConstants(c chunk) *kernel.Constants {
+	return &s.verifiedConstants(s.rows[c.Section].Load()).Constants
+}
+
+func (s *Shard) verifiedConstants(row uint64) *constants {
+	of := &s.constants[row]
+	of.sum.Verify(memoryOf(&of.Constants))
+	return of
 }
 
 // memoryOf returns the memory of a value.
@@ -368,7 +419,13 @@ func memoryOf[T any](value *T) []byte {
 // the slot still says where to go on.
 func (s *Shard) resume(slot slot) {
 	unit := int(slot.unit.Load())
-	if !slot.undo.Begun() || s.isDone(unit) {
+	if !slot.undo.Begun() || s.done[unit].Load() == s.counters.mark() {
+		return
+	}
+	if isSpeculated := s.done[unit].Load() == s.speculatedMark(); slot.retracts.Load() || isSpeculated {
+		if slot.retracts.Load() && isSpeculated {
+			s.resumeRetraction(slot, unit)
+		}
 		return
 	}
 	state := s.heldState(unit)

@@ -3,8 +3,10 @@
 package service
 
 import (
+	"math"
 	"slices"
 
+	"plimsoll/internal/state/engine"
 	"plimsoll/internal/state/service/protocol"
 	"plimsoll/internal/state/shard"
 )
@@ -19,13 +21,21 @@ func (s *heldShard) notArriving(kind protocol.Kind) error {
 	if !s.shard.MissesGradients() {
 		return nil
 	}
+	if s.shard.MayBeNormed() {
+		return protocol.OutOfOrder.Errorf("%v: step %d speculates, and all of its gradients are there; send "+
+			"decide first", kind, s.shard.Steps()+1)
+	}
 	return protocol.OutOfOrder.Errorf("%v: step %d is under way and waits for gradients; send ready for all of them "+
 		"first, or give the step up with load", kind, s.shard.Steps()+1)
 }
 
 // isArrivingStep reports whether a request repeats the step that waits for gradients.
 func (s *heldShard) isArrivingStep(b protocol.StepBody) bool {
-	if !s.shard.MissesGradients() || b.Flags != protocol.ArrivingStep {
+	flags := uint32(protocol.ArrivingStep)
+	if s.shard.AwaitsVerdict() {
+		flags |= protocol.Speculating
+	}
+	if !s.shard.MissesGradients() || b.Flags != flags {
 		return false
 	}
 	step, gradScale := s.header.asked()
@@ -48,8 +58,20 @@ func (s *heldShard) arrive(b protocol.ReadyBody, arrived shard.Range) error {
 	return nil // repeated: the step has had all gradients
 }
 
-// giveUp gives up the step that waits for gradients.
+// giveUp gives up the step that waits for gradients, or for a verdict. One that speculates leaves the state whole.
 func (s *heldShard) giveUp() {
+	if !s.shard.AwaitsVerdict() {
+		s.abandon()
+		return
+	}
+	s.awaitsEnd = false                            // the shard tells of the end
+	_ = s.shard.Decide(engine.Verdict{Skip: true}) // others ask for damage
+	s.shard.Wait()
+	s.begun = s.shard.Steps()
+}
+
+// abandon gives up the step that waits, and leaves a torn state if some of it has had the step. It needs no gradients.
+func (s *heldShard) abandon() {
 	s.header.condition.Store(stateIsTorn) // first: a service that takes over must not go on with the step
 	if !s.shard.Abandon() {
 		s.header.condition.Store(stateIsWhole) // that of the step before
@@ -66,7 +88,7 @@ func (s *heldShard) giveUp() {
 func (s *heldShard) resume() {
 	torn := s.header.condition.Load() == stateIsTorn
 	switch {
-	case s.shard.MissesGradients() && torn:
+	case s.shard.MissesGradients() && torn && !s.shard.AwaitsVerdict():
 		s.giveUp()
 	case s.shard.MissesGradients():
 		s.begun = s.shard.Steps() + 1
@@ -98,4 +120,50 @@ func (s *heldShard) notTorn(kind protocol.Kind) error {
 	step, _ := s.header.asked()
 	return protocol.OutOfOrder.Errorf("%v: the trainer ended in the middle of step %d, and only some of the state has "+
 		"had it: load a checkpoint, or give the state back and open it anew", kind, step)
+}
+
+// maySpeculate refuses a step that cannot be retracted.
+func (s *heldShard) maySpeculate(b protocol.StepBody) error {
+	switch {
+	case b.Flags&protocol.Speculating == 0:
+		return nil
+	case b.Flags&protocol.ArrivingStep == 0:
+		return protocol.Refused.Errorf("step with flags %#x: a step speculates only if its gradients are still to "+
+			"come (%#x)", b.Flags, protocol.ArrivingStep)
+	case !s.shard.Config().Retracts:
+		return protocol.Refused.Errorf("step with flags %#x: the session has no log to retract it with; open it with "+
+			"retracts", b.Flags)
+	}
+	return nil
+}
+
+// decide says what becomes of the step that speculates. A request that was made already has the same result.
+func (s *heldShard) decide(b protocol.DecideBody) error {
+	skip, last := b.Flags == protocol.SkipStep, uint64(s.shard.Steps())
+	switch {
+	case b.Flags > protocol.SkipStep:
+		return protocol.Refused.Errorf("decide with flags %#x: this version has %#x", b.Flags, protocol.SkipStep)
+	case skip && b.GradScale != 0 || math.IsNaN(b.GradScale) || math.IsInf(b.GradScale, 0):
+		return protocol.Refused.Errorf("decide with flags %#x and the grad scale %v: expected a finite one, and 0 for "+
+			"a step that is skipped", b.Flags, b.GradScale)
+	case !s.shard.AwaitsVerdict() && (!skip && b.Step == last || skip && b.Step == last+1):
+		return nil // repeated
+	case !s.shard.AwaitsVerdict() || b.Step != last+1:
+		return protocol.OutOfOrder.Errorf("decide on step %d: the session has finished step %d, and no step %d "+
+			"speculates", b.Step, last, b.Step)
+	case skip:
+		s.giveUp()
+		return s.refuseDamaged(protocol.Decide)
+	case !s.shard.MayBeNormed():
+		return s.notArriving(protocol.Decide)
+	}
+	groups, _ := s.header.prepared()
+	if _, err := s.optimizers(protocol.Decide, b.Step, groups, b.GradScale); err != nil {
+		return err
+	}
+	s.header.ask(b.Step, b.GradScale)
+	if err := s.shard.Decide(engine.Verdict{GradScale: b.GradScale}); err != nil {
+		return protocol.Refused.Errorf("decide: %v", err)
+	}
+	return nil
 }

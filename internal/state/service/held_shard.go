@@ -131,6 +131,7 @@ func (s *heldShard) welcome(attached bool, arenas []protocol.WelcomeArena) any {
 		Elements: s.shard.Config().Elements, Service: s.version, Kernel: s.shard.Config().Kernel.String(),
 		Arenas: arenas,
 	}
+	w.Retracts = s.shard.Config().Retracts
 	w.PreparedStep, w.CanGoBack = s.header.preparedStep.Load(), s.canGoBack()
 	w.AskedStep, w.AskedGradScale = s.header.asked()
 	added, cleared, _, half := s.shard.Accumulations()
@@ -221,6 +222,11 @@ func (s *heldShard) clear(struct{}) error {
 
 // norm returns the sum of the squares of the gradients.
 func (s *heldShard) norm(struct{}) ([]byte, error) {
+	if !s.shard.MayBeNormed() {
+		if err := s.notArriving(protocol.Norm); err != nil {
+			return nil, err
+		}
+	}
 	begin := time.Now()
 	sum := s.shard.SumSquares()
 	s.lastNorm.Store(int64(time.Since(begin)))
@@ -287,7 +293,8 @@ func (s *heldShard) update(kind protocol.Kind, b protocol.StepBody) (engine.Upda
 	if err != nil {
 		return engine.Update{}, err
 	}
-	u := engine.Update{Step: int64(b.Step), GradScale: b.GradScale, Optimizers: optimizers, LeftAlone: left}
+	u := engine.Update{Step: int64(b.Step), GradScale: b.GradScale, Optimizers: optimizers, LeftAlone: left,
+		Speculates: b.Flags&protocol.Speculating != 0}
 	if err := s.shard.MayBegin(u); err != nil {
 		return u, protocol.Refused.Errorf("%v: %v", kind, err)
 	}
@@ -326,7 +333,8 @@ func (s *heldShard) step(b protocol.StepBody, done func(took time.Duration)) (be
 		return false, protocol.Refused.Errorf("step with the grad scale %v: skip a step whose gradients are not finite",
 			b.GradScale)
 	}
-	known := uint32(protocol.WaitForStep | protocol.PreparedStep | protocol.ArrivingStep | protocol.LeavingStep)
+	known := uint32(protocol.WaitForStep | protocol.PreparedStep | protocol.ArrivingStep | protocol.LeavingStep |
+		protocol.Speculating)
 	if b.Flags&^known != 0 {
 		return false, protocol.Refused.Errorf("step with flags %#x: this version has %#x", b.Flags, known)
 	}
@@ -335,10 +343,13 @@ func (s *heldShard) step(b protocol.StepBody, done func(took time.Duration)) (be
 		return false, protocol.Refused.Errorf("step with flags %#x: a session on a tier makes no step before its "+
 			"gradients are there (overlap=\"backward\" in Python)", b.Flags)
 	}
-	if arriving && b.Flags != protocol.ArrivingStep {
+	if arriving && b.Flags&^protocol.Speculating != protocol.ArrivingStep {
 		return false, protocol.Refused.Errorf("step with flags %#x: a step that begins before its gradients are "+
 			"there can neither be prepared nor be answered when it is done, and ready says what it leaves "+
 			"alone", b.Flags)
+	}
+	if err := s.maySpeculate(b); err != nil {
+		return false, err
 	}
 	b, err = s.prepared(b)
 	if err != nil {
@@ -366,7 +377,9 @@ func (s *heldShard) step(b protocol.StepBody, done func(took time.Duration)) (be
 		if arriving {
 			took = s.shard.UpdateTime() // not the time of the backward pass
 		}
-		s.stepped(took)
+		if uint64(s.shard.Steps()) == b.Step { // it was not skipped
+			s.stepped(took)
+		}
 		s.stepIsOver.Done()
 		if done != nil {
 			done(took)
@@ -428,6 +441,9 @@ func (s *heldShard) wait(b protocol.WaitBody) ([]byte, error) {
 	if done := s.shard.Steps(); b.Step > uint64(max(done, s.begun)) {
 		return nil, protocol.OutOfOrder.Errorf("wait for step %d: the last step begun is %d", b.Step,
 			max(done, s.begun))
+	}
+	if b.Step > uint64(s.shard.Steps()) && s.shard.AwaitsVerdict() {
+		return nil, protocol.OutOfOrder.Errorf("wait for step %d: it speculates; send decide first", b.Step)
 	}
 	missing, ok := s.shard.Misses(awaited)
 	switch {

@@ -35,7 +35,8 @@ type trainer struct {
 	Others []*protocol.Document
 	// Ranges makes the trainer wait for steps range by range, in another order than that which it gives to the service.
 	Ranges bool
-	// Arriving makes the trainer begin steps before their gradients are there.
+	// Arriving makes the trainer begin steps before their gradients are there. If the document asks for a log to
+	// retract steps with, they begin before it is known what becomes of them.
 	Arriving bool
 	// Checkpoints is a folder that the trainer saves to, and loads from, now and then;
 	// empty for none.
@@ -48,7 +49,8 @@ type trainer struct {
 	changed          events   // the activities; see now
 	tellTest         *os.File // tells them to the test, from a process of its own
 	random           *rand.Rand
-	begun            int64 // the last step that this process began before its gradients were there
+	begun            int64   // the last step that this process began before its gradients were there
+	scale            float64 // of its gradients
 }
 
 // The activities of a trainer. It may be saving at the same time.
@@ -63,6 +65,7 @@ const (
 	accumulating
 	writingMoments
 	arriving // one half of the gradients has come in a step that began before
+	deciding // all of them have come in a step that speculates
 
 	saving = 1 << 8
 )
@@ -247,8 +250,12 @@ func (x *trainer) stepArriving(s *servicetest.Session, step int64) error {
 		s.Gradients.Bytes()[i] = 0x7f // huge or NaN: a chunk that is updated too early shows
 	}
 	x.does(stepping)
-	x.begun = step
-	if err := s.BeginArriving(step, optim.GradScale(math.Sqrt(sum), 1, 1), adamw...); err != nil {
+	x.begun, x.scale = step, optim.GradScale(math.Sqrt(sum), 1, 1)
+	begin, scale := s.BeginArriving, x.scale
+	if x.Document.Retracts {
+		begin, scale = s.BeginSpeculating, x.scale*float64(1+x.random.IntN(2))
+	}
+	if err := begin(step, scale, adamw...); err != nil {
 		return err
 	}
 	return x.arrive(s, step)
@@ -268,12 +275,37 @@ func (x *trainer) arrive(s *servicetest.Session, step int64) error {
 			return err
 		}
 	}
+	if x.Document.Retracts {
+		x.does(deciding)
+		if made, err := x.decide(s, step); err != nil || !made {
+			return err
+		}
+	}
 	for _, r := range ranges {
 		if _, err := s.Wait(step, int64(r.First), int64(r.Count)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// decide has a step made whose gradients are all there. Some steps it has retracted, and then made by another step of
+// the same number: it reports whether the step was made by its first attempt.
+func (x *trainer) decide(s *servicetest.Session, step int64) (made bool, err error) {
+	sum, err := s.SumSquares()
+	if err == nil && optim.GradScale(math.Sqrt(sum), 1, 1) != x.scale {
+		err = fmt.Errorf("step %d: the sum of squares is %v, which has another factor than %v", step, sum, x.scale)
+	}
+	if err != nil {
+		return false, err
+	}
+	if x.random.IntN(4) > 0 {
+		return true, s.Decide(step, x.scale, false)
+	}
+	if err := s.Decide(step, 0, true); err != nil {
+		return false, err
+	}
+	return false, x.stepArriving(s, step)
 }
 
 const piece = 50_000 // elements of a range of gradients or parameters
@@ -419,6 +451,8 @@ func TestServiceIsKilled(t *testing.T) {
 		{"a shard, gradients arrive in the step", false, true, []*protocol.Document{testDocument()},
 			waiting, 10, false},
 		{"ranks and parts, gradients arrive in the step", false, true, parts, waiting, 10, false},
+		{"a shard, steps that speculate", false, true, []*protocol.Document{testDocument(retracts)},
+			waiting, 10, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var variables []string
@@ -544,7 +578,7 @@ func checkHits(t *testing.T, hit hits, least map[uint32]int) {
 	names := map[uint32]string{opening: "opening", writingWeights: "writing weights",
 		writingGradients: "writing gradients", norming: "norm", stepping: "step", committing: "commit", loading: "load",
 		accumulating: "accumulate", writingMoments: "writing moments",
-		arriving: "gradients arrive", saving: "beside, saving"}
+		arriving: "gradients arrive", deciding: "decide", saving: "beside, saving"}
 	for activity, name := range names {
 		if percent := least[activity]; !testing.Short() && hit[activity]*100 < kills()*percent {
 			t.Errorf("only %d of %d kills hit %s: expected at least %d %%", hit[activity], kills(), name, percent)
@@ -584,6 +618,23 @@ func TestTrainerIsKilledWhileGradientsArrive(t *testing.T) {
 	checkCheckpoint(t, x)
 	checkEnd(t, r, x)
 }
+
+// TestTrainerIsKilledWhileItSpeculates kills the trainer in steps that wait for its gradients, or for its verdict. The
+// state stays whole: another one goes on from the step before.
+func TestTrainerIsKilledWhileItSpeculates(t *testing.T) {
+	r := startService(t)
+	x := &trainer{Socket: r.Socket, Document: testDocument(retracts), Arriving: true,
+		Phase: filepath.Join(t.TempDir(), "phase")}
+	checkHits(t, killTrainer(t, x, 30, arriving, deciding), map[uint32]int{arriving: 10, deciding: 10})
+	log := r.log.String()
+	if strings.Contains(log, "torn") || !testing.Short() && !strings.Contains(log, "in the middle") {
+		t.Errorf("the service says\n%s", log)
+	}
+	checkEnd(t, r, x)
+}
+
+// retracts asks for a log to retract steps with.
+func retracts(d *protocol.Document) { d.Retracts = true }
 
 // TestKilledWhileSaving kills the service, or the trainer, while checkpoints are
 // written, committed and loaded.

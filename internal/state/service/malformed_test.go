@@ -46,6 +46,7 @@ func validRequests(t testing.TB) []protocol.Packet {
 		{Kind: protocol.OwnSteps, Body: protocol.Encode(protocol.RangeBody{Count: 1})},
 		{Kind: protocol.SetOwnSteps, Body: protocol.OwnStepsBody{Had: []uint64{1}}.Encode()},
 		{Kind: protocol.Delta, Body: protocol.Encode(protocol.DeltaBody{Flags: protocol.WholeDelta})},
+		{Kind: protocol.Decide, Body: protocol.Encode(protocol.DecideBody{Step: 1, GradScale: 0.5})},
 		{Kind: protocol.Ready, Body: protocol.Encode(protocol.RangeBody{First: 0, Count: 1000})},
 		{Kind: protocol.Ready, Body: protocol.ReadyBody{RangeBody: protocol.RangeBody{Count: 1000}, Step: 1}.Encode()},
 		{Kind: protocol.Ready, Body: protocol.ReadyBody{RangeBody: protocol.RangeBody{Count: 1000}, Step: 1,
@@ -288,6 +289,7 @@ func FuzzRequest(f *testing.F) {
 			protocol.Accumulate: decodeAndEncode[protocol.AccumulateBody](p),
 			protocol.OwnSteps:   decodeAndEncode[protocol.RangeBody](p),
 			protocol.Delta:      decodeAndEncode[protocol.DeltaBody](p),
+			protocol.Decide:     decodeAndEncode[protocol.DecideBody](p),
 			protocol.SetStep: func() ([]byte, error) {
 				b, err := protocol.DecodeSetStep(p.Kind, p.Body)
 				return b.Encode(), err

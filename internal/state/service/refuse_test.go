@@ -368,9 +368,9 @@ func TestRequestsAreRefused(t *testing.T) {
 			"step, parameter group 0, *: the factor*binary32*"},
 
 		{"flags that there are not",
-			body(protocol.Step, protocol.StepHeader{Step: 3, GradScale: 1, Flags: 16}, adamw...),
+			body(protocol.Step, protocol.StepHeader{Step: 3, GradScale: 1, Flags: 32}, adamw...),
 			protocol.Refused,
-			"step with flags 0x10: this version has 0xf"},
+			"step with flags 0x20: this version has 0x1f"},
 		{"a step that is not prepared", body(protocol.Step,
 			protocol.StepHeader{Step: 3, GradScale: 1, Flags: protocol.PreparedStep}), protocol.OutOfOrder,
 			"step 3 as prepared: the prepared step is 0 (0: none)"},

@@ -58,7 +58,7 @@ var requests = [protocol.Kinds]requestKind{
 	protocol.SetStep: {0, inSession | afterStep | ofStates, change(protocol.DecodeSetStep, contents.setStep)},
 	protocol.Ready: {0, inSession | afterStep | whileArriving | afterSum,
 		change(protocol.DecodeReady, (*heldShard).ready)},
-	protocol.Norm:       {0, inSession | afterStep | afterSum, ask(noBody, (*heldShard).norm)},
+	protocol.Norm:       {0, inSession | afterStep | whileArriving | afterSum, ask(noBody, (*heldShard).norm)},
 	protocol.Accumulate: {0, inSession | afterStep, change(protocol.Decode, (*heldShard).accumulate)},
 	protocol.Clear:      {0, inSession | afterStep, change(noBody, (*heldShard).clear)},
 	protocol.Step:       {0, inSession | afterStep | whileArriving | afterSum, (*connection).step},
@@ -75,7 +75,8 @@ var requests = [protocol.Kinds]requestKind{
 	protocol.OwnSteps:   {0, inSession | afterStep, ask(protocol.Decode, (*heldShard).ownSteps)},
 	protocol.SetOwnSteps: {0, inSession | afterStep | afterSum,
 		change(protocol.DecodeOwnSteps, (*heldShard).setOwnSteps)},
-	protocol.Delta: {1, inSession | afterStep, (*connection).delta},
+	protocol.Delta:  {1, inSession | afterStep, (*connection).delta},
+	protocol.Decide: {0, inSession | afterStep | whileArriving, change(protocol.Decode, (*heldShard).decide)},
 }
 
 // handle carries out a request.

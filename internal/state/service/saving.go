@@ -185,7 +185,7 @@ func (s *heldShard) load(until context.Context, b protocol.LoadBody) (int64, jso
 		return 0, nil, err
 	}
 	if s.shard.MissesGradients() {
-		s.giveUp()
+		s.abandon() // the state is replaced, whatever has become of the gradients
 	}
 	// From here to the end, a restarted service must not take the state for complete, or for new.
 	was := s.header.condition.Load()

@@ -27,6 +27,11 @@ func (s *Server) designShard(d *protocol.Document, cpus []int, sums bool, lanes 
 	if err != nil {
 		return nil, err
 	}
+	if config.Retracts {
+		if err := config.MayRetract(); err != nil {
+			return nil, protocol.Refused.Errorf("retracts is true: %v", err)
+		}
+	}
 	return &design{
 		document: d, arenas: config.Arenas(), tier: onTier, workers: len(cpus),
 		what:    fmt.Sprintf("the state of %d parameters in %v", config.Elements, config.Format),
@@ -65,7 +70,7 @@ func shardConfig(d *protocol.Document, set kernel.Set, pages arena.Pages, cpus [
 	}
 	layout, err := shard.NewLayout(format, shard.DefaultChunk, shard.Sections(piecesOf(d)))
 	return engine.ShardConfig{Rank: d.Rank, Part: d.SessionPart(), Layout: layout, Journal: true, Kernel: set,
-		Pages: pages, CPUs: cpus}, err
+		Pages: pages, CPUs: cpus, Retracts: d.Retracts}, err
 }
 
 // piecesOf returns the parameters in the form in which shards are laid out.

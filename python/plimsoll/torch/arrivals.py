@@ -29,6 +29,7 @@ class Arrivals:
         self._shards, self._strict, self._transfer = list(shards), strict, shards.transfer
         self._shard_of = {parameter: shard for shard in self._shards for parameter in shard.slots}
         self._over: Set[Shard] = set()  # shards that have finished the step as a whole, as an answer said
+        self._seconds: Dict[Shard, float] = {}  # of the last step that is known to be finished
         self._fault: Optional[str] = None
 
     def end(self) -> None:
@@ -51,6 +52,11 @@ class Arrivals:
                 else:
                     ranges.append((piece.offset, piece.count))
             shard.session.order(ranges)
+
+    @property
+    def update_seconds(self) -> float:
+        """How long the update of the last step took that is known to be finished; 0 if there is none."""
+        return sum(self._seconds.values())
 
     @property
     def are_underway(self) -> bool:
@@ -135,8 +141,10 @@ class Arrivals:
         self._take_rest(shard)
 
     def _wait(self, shard: Shard, request: Request) -> None:
-        if shard.session.waited(request) > 0:
+        seconds = shard.session.waited(request)
+        if seconds > 0:
             self._over.add(shard)
+            self._seconds[shard] = seconds
 
     def _take_rest(self, shard: Shard) -> None:
         """Takes the parameters that nobody has waited for, once the step is finished. A device gets its copy of each
@@ -164,6 +172,11 @@ class Arrivals:
         for shard in self._shards:
             shard.gradients.update_begins()
             self._fail(shard.parameters.expect_rest(), "parameter")
+
+    def expect_no_rest(self) -> None:
+        """Announces that it changes no other: it is retracted, for which gradients are read."""
+        for shard in self._shards:
+            shard.gradients.update_begins()
 
     def _arrive(self, shard: Shard, slots: Sequence[Slot]) -> None:
         self._fail(shard.gradients.written_since(slots), "the gradient of parameter")

@@ -255,14 +255,18 @@ class GradientArena:
         # still be in flight, too.
         self._group.transfer.settle()
         for slot in absent:
-            slot.let_go()
-            slot.gradient.zero_()
-            slot.zero, slot.seen = True, None
+            self.clear(slot)
         for slot in again + absent:
             self._arrived(slot)
         if self._announcements:
             self._announcements.rest()
             self._check_written(kept)
+
+    def clear(self, slot: Slot) -> None:
+        """Makes a gradient zero in the arena: the parameter has none."""
+        slot.let_go()
+        slot.gradient.zero_()
+        slot.zero, slot.seen = True, None
 
     def _check_written(self, kept: Sequence[Tuple[Piece, torch.Tensor]]) -> None:
         """Refuses gradients that were written after they were brought or announced, without autograd counting it.

@@ -172,6 +172,7 @@ class Gradients:
         for shard in self._shards:
             for place in self.left_alone.places.get(shard.name, ()):
                 piece = shard.group.own[place]
+                shard.gradients.clear(shard.slots[piece.parameter])  # the norm counts them as zero
                 shard.session.missing(piece.offset, piece.count)
 
     def fingerprint(self) -> Fingerprint:

@@ -9,7 +9,7 @@ from plimsoll.torch.delayed import Delayed
 from plimsoll.torch.gradients import Gradients
 from plimsoll.torch.modes import Async, ZenFlow
 from plimsoll.torch.overlap import Forward, Serial
-from plimsoll.torch.overlap_backward import UNCLIPPED, UNSCALED, Asked, Backward, BegunStep
+from plimsoll.torch.overlap_backward import Asked, Backward, BegunStep
 from plimsoll.torch.scaling import Scaling
 from plimsoll.torch.selective import Selective, SelectiveStep
 from plimsoll.torch.settings import Settings
@@ -31,8 +31,6 @@ def overlap_of(optimizer: Any, settings: Settings, model: Optional[torch.nn.Modu
         )
     if settings.overlap == "forward":
         return Forward(model, lock, settings.sharding)
-    if optimizer.max_grad_norm is not None:
-        raise ValueError(f"max_grad_norm is {optimizer.max_grad_norm}, but {UNCLIPPED}")
     reference = weakref.ref(optimizer)
     return Backward(model, lock, lambda: asked_of(reference()))
 
@@ -45,11 +43,12 @@ def asked_of(optimizer: Any) -> Asked:
     """What a step is made with that begins now, in the backward pass."""
     optimizer._check_awaited()
     optimizer._check_groups()
+    speculation, awaits = optimizer._overlap.speculation, None
     if optimizer.max_grad_norm is not None:
-        raise RuntimeError(f"max_grad_norm is {optimizer.max_grad_norm} now, but {UNCLIPPED}")
-    if Scaling(optimizer).is_used:
-        raise RuntimeError(f"there is a GradScaler, but {UNSCALED}")
-    return Asked(-1.0 if maximizes(optimizer) else 1.0, optimizer._numbers())
+        awaits = f"max_grad_norm is {optimizer.max_grad_norm}"
+    elif speculation.is_scaled:
+        awaits = "there is a GradScaler"
+    return Asked(-1.0 if maximizes(optimizer) else 1.0, speculation.loss_scale, optimizer._numbers(), awaits)
 
 
 def step_of(
@@ -59,5 +58,5 @@ def step_of(
     if isinstance(overlap, Selective):
         return SelectiveStep(overlap, gradients, scaling, max_norm)
     if isinstance(overlap, Backward) and overlap.has_begun:
-        return BegunStep(overlap)
+        return BegunStep(shards, overlap, scaling, max_norm)
     return Step(shards, gradients, overlap, scaling, max_norm)

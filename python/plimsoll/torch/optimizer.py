@@ -59,7 +59,7 @@ class Optimizer(changes.Noting, torch.optim.Optimizer):
         defaults = self._algorithm.checked(defaults, type(self).__name__)
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}: expected a number above 0, or None not to clip")
-        self._settings = Settings.checked(self._algorithm, **settings)
+        self._settings = Settings.checked(self._algorithm, **settings).clipping(max_grad_norm)
         self._model, self._named = model, list(named_parameters) if named_parameters is not None else None
         self._shards: Optional[Shards] = None  # while the optimizer is open
         self._gradients: Optional[Gradients] = None  # as long

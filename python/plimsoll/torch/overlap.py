@@ -20,6 +20,7 @@ from plimsoll.torch.fsdp_groups import groups_of
 from plimsoll.torch.gathered import Gathered
 from plimsoll.torch.gradients import Gradients
 from plimsoll.torch.layout import is_offloaded, is_sharded
+from plimsoll.torch.scaling import Scaling
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shards import Shards
 from plimsoll.torch.signals import deferred, deferred_if_distributed, uninterrupted
@@ -98,6 +99,9 @@ class Serial:
 
     def watch(self) -> None:
         """Runs after a step, outside of all that it does: the check mode looks at operations from here on."""
+
+    def learn(self, scaling: Scaling, is_other: bool) -> None:
+        """Runs when a step is known: whether it has another factor than the loss scale gives, or is skipped."""
 
     def discard(self) -> None:
         """Records that all gradients are gone."""

@@ -47,6 +47,11 @@ def takes_scaled_gradients(asking: str) -> bool:
     return not asking.startswith(("lightning.", "lightning_fabric.", "pytorch_lightning."))
 
 
+def clips(norm: float, max_norm: Optional[float]) -> bool:
+    """Whether gradients of this norm are clipped."""
+    return max_norm is not None and max_norm / (norm + 1e-6) < 1.0
+
+
 def grad_scale(loss_scale: float, norm: Optional[float], max_norm: Optional[float]) -> float:
     """The factor of gradients. ``norm`` is their norm without the loss scale. It is finite, and clipped to
     ``max_norm``.

@@ -25,6 +25,10 @@ class Settings(NamedTuple):
     #: The folders of a tier; none without one.
     tier: Tuple[str, ...] = ()
     memory: Optional[str] = None
+    #: Whether steps may begin before it is known whether they are clipped.
+    clips: bool = False
+    #: Why steps cannot be retracted; None if they can.
+    unretractable: Optional[str] = None
 
     @classmethod
     def checked(
@@ -48,6 +52,7 @@ class Settings(NamedTuple):
         """The given settings, and the environment's where none were given."""
         job, socket = job or environment.job(), socket or environment.socket()
         settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, _overlap_of(overlap), name, job, socket, delta, _folders_of(tier), memory)
+        settings = settings._replace(unretractable=_why_unretractable(settings, algorithm))
         choose("state", settings.state, ("split", "fp32", "split24"))
         choose("moments", settings.moments, algorithm.moment_formats)
         choose("sharding", settings.sharding, (None, "zero1", "zero2", "local"))
@@ -78,6 +83,21 @@ class Settings(NamedTuple):
             find_program()  # the first step will start it
         return settings
 
+    def clipping(self, max_grad_norm: Optional[float]) -> "Settings":
+        """The settings of an optimizer that clips to a norm."""
+        if self.overlap == "backward" and max_grad_norm is not None and self.unretractable is not None:
+            raise ValueError(
+                f"overlap is 'backward', and max_grad_norm is {max_grad_norm}, but {self.unretractable}: then a step cannot be retracted "
+                "when its norm is known; leave max_grad_norm None, or use overlap='forward'"
+            )
+        return self._replace(clips=max_grad_norm is not None)
+
+    def retracts_of(self, dtype: str) -> bool:
+        """Whether a shard has a log with which steps can be retracted: where steps are clipped, or a GradScaler may skip them,
+        as with any type but bf16.
+        """
+        return self.overlap == "backward" and self.unretractable is None and (self.clips or dtype != "bf16")
+
     @property
     def divides(self) -> bool:
         """Whether the optimizer divides the state of each parameter among the ranks."""
@@ -88,6 +108,15 @@ class Settings(NamedTuple):
             raise RuntimeError(
                 f"sharding is {self.sharding!r}, so no rank has the full state: save it with optimizer.save(directory)"
             )
+
+
+def _why_unretractable(settings: Settings, algorithm: Algorithm) -> Optional[str]:
+    """Why steps with these settings cannot be retracted, as the kernels say it. None if they can."""
+    if algorithm.moments != ("exp_avg", "exp_avg_sq"):
+        return "the optimizer is neither AdamW nor Adam"
+    if settings.moments != "fp32":
+        return f"moments is {settings.moments!r}"
+    return "state is 'split24'" if settings.state == "split24" else None
 
 
 def _overlap_of(overlap: Any) -> Any:

@@ -153,6 +153,8 @@ class Shards:
                 for p in shard.group.own
             ],
         }
+        if settings.retracts_of(shard.name):
+            document["retracts"] = True
         cpus = environment.optimizer_cpus()
         return {**document, "cpus": cpus} if cpus else document
 
@@ -342,15 +344,26 @@ class Shards:
         left_alone = self._left_alone.get(shard.name, ())
         return shard.session.begin(grad_scale, numbers, wait=awaits and shard.group.shares_parameters, left_alone=left_alone)
 
-    def begin_arriving(self, grad_scale: float, numbers: Numbers) -> None:
-        """Begins the step of every shard before its gradients are there.
+    @property
+    def can_retract(self) -> bool:
+        """Whether steps can begin before it is known what becomes of them."""
+        return all(session.opened.retracts for session in self.sessions)
+
+    def begin_arriving(self, grad_scale: float, numbers: Numbers, *, speculates: bool) -> None:
+        """Begins the step of every shard before its gradients are there. If it ``speculates``, :meth:`decide` follows.
 
         Each begins alone. If this process ends before all gradients are there, states may be torn or of two steps, which
         the next one finds when it opens them.
         """
         self._counted = 1 + self.step
         for session in self.sessions:
-            session.begin(grad_scale, numbers, wait=False, arriving=True)
+            session.begin(grad_scale, numbers, wait=False, arriving=True, speculates=speculates)
+
+    def decide(self, grad_scale: Optional[float]) -> None:
+        """Says what becomes of the step under way: see :meth:`plimsoll.client.Session.decide`."""
+        for session, request in [(session, session.decide(grad_scale)) for session in self.sessions]:
+            session.result(request)
+        self._counted = self.step
 
     def arrived(self) -> None:
         """Says that all gradients of a step are there that was begun before."""

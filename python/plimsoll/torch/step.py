@@ -8,7 +8,7 @@ import torch
 from plimsoll.torch.gradients import Gradients
 from plimsoll.torch.overlap import Serial
 from plimsoll.torch.ranks import Vote
-from plimsoll.torch.scaling import Scaling, grad_scale
+from plimsoll.torch.scaling import Scaling, clips, grad_scale
 from plimsoll.torch.shards import Numbers, Shards
 
 
@@ -64,6 +64,8 @@ class Step:
         squares = self._vote(vote)
         if vote.has_gradients and self._asks_norm:
             self.norm = math.sqrt(squares) / self._loss_scale
+        if vote.has_gradients:
+            self._overlap.learn(self._scaling, not self.is_finite or self.norm is not None and clips(self.norm, self._max_norm))
         return vote.has_gradients
 
     @property

@@ -136,6 +136,21 @@ func adamSplit24INT8AVX2(a *abi.Arguments)
 func trafficSplit242xINT8AVX2(a *abi.Arguments)
 
 //go:noescape
+func foreseeSplitAVX2(a *abi.RetractionArguments)
+
+//go:noescape
+func invertMasterSplitAVX2(a *abi.RetractionArguments)
+
+//go:noescape
+func foreseeFP32AVX2(a *abi.RetractionArguments)
+
+//go:noescape
+func invertMasterFP32AVX2(a *abi.RetractionArguments)
+
+//go:noescape
+func invertMomentsAVX2(a *abi.RetractionArguments)
+
+//go:noescape
 func sumSquaresAVX2(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)
 
 //go:noescape
@@ -272,6 +287,21 @@ func adamSplit24INT8AVX512(a *abi.Arguments)
 
 //go:noescape
 func trafficSplit242xINT8AVX512(a *abi.Arguments)
+
+//go:noescape
+func foreseeSplitAVX512(a *abi.RetractionArguments)
+
+//go:noescape
+func invertMasterSplitAVX512(a *abi.RetractionArguments)
+
+//go:noescape
+func foreseeFP32AVX512(a *abi.RetractionArguments)
+
+//go:noescape
+func invertMasterFP32AVX512(a *abi.RetractionArguments)
+
+//go:noescape
+func invertMomentsAVX512(a *abi.RetractionArguments)
 
 //go:noescape
 func sumSquaresAVX512(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)
@@ -553,5 +583,33 @@ func traffic(key trafficKey, a *abi.Arguments) {
 		trafficSplit242xINT8AVX512(a)
 	default:
 		panic("kernel: no such traffic")
+	}
+}
+
+// retraction calls the kernel of a part of a retraction.
+func retraction(key retractionKey, a *abi.RetractionArguments) {
+	switch key {
+	case retractionKey{AVX2, foreseeing, 0}:
+		foreseeSplitAVX2(a)
+	case retractionKey{AVX2, invertingMaster, 0}:
+		invertMasterSplitAVX2(a)
+	case retractionKey{AVX2, foreseeing, 1}:
+		foreseeFP32AVX2(a)
+	case retractionKey{AVX2, invertingMaster, 1}:
+		invertMasterFP32AVX2(a)
+	case retractionKey{AVX2, invertingMoments, 1}:
+		invertMomentsAVX2(a)
+	case retractionKey{AVX512, foreseeing, 0}:
+		foreseeSplitAVX512(a)
+	case retractionKey{AVX512, invertingMaster, 0}:
+		invertMasterSplitAVX512(a)
+	case retractionKey{AVX512, foreseeing, 1}:
+		foreseeFP32AVX512(a)
+	case retractionKey{AVX512, invertingMaster, 1}:
+		invertMasterFP32AVX512(a)
+	case retractionKey{AVX512, invertingMoments, 1}:
+		invertMomentsAVX512(a)
+	default:
+		panic("kernel: no such retraction")
 	}
 }

@@ -194,3 +194,18 @@ func (s SGDStep) Constants(c *Constants) error {
 	}
 	return c.set(s.Step, rows)
 }
+
+// SetGradScale replaces the factor of gradients: on nothing else of the constants does it have an effect. It reports
+// what binary32 cannot hold.
+func (c *Constants) SetGradScale(scale float64) error {
+	for lane := range c.table[abi.GradScale] {
+		c.table[abi.GradScale][lane] = float32(scale)
+	}
+	if !fits(abi.GradScale, scale) {
+		return fmt.Errorf("%s is %.4g: %s", meanings[abi.GradScale], scale, expected(abi.GradScale))
+	}
+	return nil
+}
+
+// GradScale returns the factor of gradients.
+func (c *Constants) GradScale() float32 { return c.table[abi.GradScale][0] }

@@ -21,20 +21,22 @@ const (
 // Hyperparameters are the numbers of one parameter group, in the order of the protocol.
 type Hyperparameters = [hyperparameters]float64
 
-// Flags of step, ready, set_step, close and order.
+// Flags of step, decide, ready, set_step, close and order.
 const (
-	WaitForStep  = 1 // step: answer when it is done
-	PreparedStep = 2 // step: use the hyperparameters of prepare
-	ArrivingStep = 4 // step: update what ready names, as the gradients come
-	LeavingStep  = 8 // step, prepare: leave parameters alone that have no gradients
-	NoGradients  = 1 // ready: leave the parameters of the range alone, as they will get no gradients
-	KeepOwnSteps = 1 // set_step: each parameter has had the steps of set_own_steps
-	RollBack     = 2 // set_step: back to the state before the last step, which a tier still has
-	GiveBack     = 1 // close: give the state back
-	KeepTier     = 2 // close: the files of a tier stay
-	BeginAnew    = 1 // order: forget the order so far
-	BeginDelta   = 1 // delta: of no step; note what steps change from now on
-	WholeDelta   = 2 // delta: all parameters; note what steps change from now on
+	WaitForStep  = 1  // step: answer when it is done
+	PreparedStep = 2  // step: use the hyperparameters of prepare
+	ArrivingStep = 4  // step: update what ready names, as the gradients come
+	LeavingStep  = 8  // step, prepare: leave parameters alone that have no gradients
+	Speculating  = 16 // step: with ArrivingStep; decide says what becomes of it
+	SkipStep     = 1  // decide: retract the step
+	NoGradients  = 1  // ready: leave the parameters of the range alone, as they will get no gradients
+	KeepOwnSteps = 1  // set_step: each parameter has had the steps of set_own_steps
+	RollBack     = 2  // set_step: back to the state before the last step, which a tier still has
+	GiveBack     = 1  // close: give the state back
+	KeepTier     = 2  // close: the files of a tier stay
+	BeginAnew    = 1  // order: forget the order so far
+	BeginDelta   = 1  // delta: of no step; note what steps change from now on
+	WholeDelta   = 2  // delta: all parameters; note what steps change from now on
 )
 
 // Bodies of requests that are numbers.
@@ -66,6 +68,12 @@ type (
 	OrderHeader struct{ Flags, Ranges uint32 }
 	CloseBody   struct{ Flags uint32 }
 	DeltaBody   struct{ Flags uint64 }
+	// DecideBody is what becomes of a step that speculates. A step that is skipped has no factor.
+	DecideBody struct {
+		Step      uint64
+		GradScale float64
+		Flags     uint64
+	}
 )
 
 // StepBody is a step, with the hyperparameters of each group. LeftAlone has a bit for each parameter of the session,

@@ -26,6 +26,8 @@ type Document struct {
 	Gradient   string  `json:"gradient"`
 	Groups     int     `json:"groups"`
 	Parameters []Piece `json:"parameters"`
+	// Retracts asks for a log with which steps can be retracted. A session that is there may have one or not.
+	Retracts bool `json:"retracts,omitempty"`
 }
 
 // Piece is a range of a parameter that a shard holds: Count elements of the flattened
@@ -73,9 +75,17 @@ func (d *Document) Validate() error {
 	format, err := d.Format()
 	for _, p := range d.Parameters {
 		format.Moments = d.MomentsOf(p)
-		err = cmp.Or(err, format.Validate())
+		err = cmp.Or(err, format.Validate(), d.mayRetract(format))
 	}
 	return err
+}
+
+// mayRetract refuses a log for a format whose steps cannot be retracted.
+func (d *Document) mayRetract(f kernel.Format) error {
+	if !d.Retracts || f.Retractable() == nil {
+		return nil
+	}
+	return fmt.Errorf("retracts is true, but steps of this session cannot be retracted: %w", f.Retractable())
 }
 
 func (p Piece) validate(d *Document) error {

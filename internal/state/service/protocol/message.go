@@ -48,6 +48,7 @@ const (
 	OwnSteps
 	SetOwnSteps
 	Delta
+	Decide
 	Kinds // 1 more than the last
 )
 
@@ -56,7 +57,7 @@ var kindNames = [Kinds]string{
 	Accumulate: "accumulate", Clear: "clear", Step: "step", Wait: "wait", Save: "save", Saved: "saved",
 	Commit: "commit", Load: "load", Stat: "stat", Close: "close", Prepare: "prepare", Restore: "restore",
 	Order: "order", Hold: "hold", OwnSteps: "own_steps", SetOwnSteps: "set_own_steps",
-	Delta: "delta",
+	Delta: "delta", Decide: "decide",
 }
 
 func (k Kind) String() string {

@@ -25,6 +25,8 @@ type Welcome struct {
 	// the trainer ended before all gradients were there, or 0. With either, the state is not initialized.
 	ArrivingStep uint64 `json:"arriving_step"`
 	TornStep     uint64 `json:"torn_step"`
+	// Retracts says that the session has a log with which steps can be retracted.
+	Retracts bool `json:"retracts"`
 	// CanGoBack says that the state was found on a tier, which still has the state before the last step, too.
 	CanGoBack bool `json:"can_go_back"`
 	// Accumulated is the number of accumulations that were finished since the gradients were cleared, at step

@@ -293,6 +293,21 @@ func (s *Session) BeginArriving(step int64, gradScale float64, groups ...protoco
 		Flags: protocol.ArrivingStep}, Hyperparameters: groups}, false)
 }
 
+// BeginSpeculating begins a step before its gradients are there and before it is known what becomes of it: see Decide.
+func (s *Session) BeginSpeculating(step int64, gradScale float64, groups ...protocol.Hyperparameters) error {
+	return s.begin(protocol.StepBody{StepHeader: protocol.StepHeader{Step: uint64(step), GradScale: gradScale,
+		Flags: protocol.ArrivingStep | protocol.Speculating}, Hyperparameters: groups}, false)
+}
+
+// Decide says that a step that speculates is made with a factor, or skipped.
+func (s *Session) Decide(step int64, gradScale float64, skip bool) error {
+	body := protocol.DecideBody{Step: uint64(step), GradScale: gradScale}
+	if skip {
+		body.GradScale, body.Flags = 0, protocol.SkipStep
+	}
+	return s.Do(protocol.Decide, protocol.Encode(body))
+}
+
 // ReadyFor tells the service that the gradients of a range have come, of a step that has begun before.
 func (s *Session) ReadyFor(step, first, count int64) error {
 	return s.Do(protocol.Ready, protocol.ReadyBody{

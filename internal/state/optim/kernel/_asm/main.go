@@ -62,6 +62,13 @@ func main() {
 		}
 	}
 	vendor()
+	for _, s := range []instructionSet{avx2, avx512} {
+		for _, state := range []abi.State{abi.Split, abi.FP32} {
+			s.foresee(state)
+			s.invertMaster(state)
+		}
+		s.invertMoments()
+	}
 	if *stubs != "" {
 		if err := os.WriteFile(*stubs, []byte(dispatch()), 0o644); err != nil {
 			log.Fatal(err)
@@ -127,7 +134,7 @@ func stateName(s abi.State) string {
 // dispatch returns the Go side of the kernels. It writes out every call, because the compiler keeps arguments on the
 // stack only where it sees the callee.
 func dispatch() string {
-	var declarations, updates, traffics strings.Builder
+	var declarations, updates, traffics, foresees strings.Builder
 	declare := func(name string) {
 		fmt.Fprintf(&declarations, "//go:noescape\nfunc %s(a *abi.Arguments)\n\n", name)
 	}
@@ -156,6 +163,17 @@ func dispatch() string {
 		if s.extended {
 			continue
 		}
+		for _, state := range []abi.State{abi.Split, abi.FP32} {
+			name := foreseeName(state, s)
+			fmt.Fprintf(&declarations, "//go:noescape\nfunc %s(a *abi.RetractionArguments)\n\n", name)
+			fmt.Fprintf(&foresees, "\tcase retractionKey{%s, foreseeing, %d}:\n\t\t%s(a)\n", s.name, state, name)
+			name = invertMasterName(state, s)
+			fmt.Fprintf(&declarations, "//go:noescape\nfunc %s(a *abi.RetractionArguments)\n\n", name)
+			fmt.Fprintf(&foresees, "\tcase retractionKey{%s, invertingMaster, %d}:\n\t\t%s(a)\n", s.name, state, name)
+		}
+		name := "invertMoments" + s.name
+		fmt.Fprintf(&declarations, "//go:noescape\nfunc %s(a *abi.RetractionArguments)\n\n", name)
+		fmt.Fprintf(&foresees, "\tcase retractionKey{%s, invertingMoments, %d}:\n\t\t%s(a)\n", s.name, abi.FP32, name)
 		fmt.Fprintf(&declarations, "//go:noescape\nfunc sumSquares%s(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)\n\n", s.name)
 		fmt.Fprintf(&declarations, "//go:noescape\nfunc sumPairs%s(n int, prefetching int, gradient *byte, sums *[2][16]float64)\n\n", s.name)
 		fmt.Fprintf(&declarations, "//go:noescape\nfunc sumWideSquares%s(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)\n\n", s.name)
@@ -184,6 +202,14 @@ func traffic(key trafficKey, a *abi.Arguments) {
 	switch key {
 ` + traffics.String() + `	default:
 		panic("kernel: no such traffic")
+	}
+}
+
+// retraction calls the kernel of a part of a retraction.
+func retraction(key retractionKey, a *abi.RetractionArguments) {
+	switch key {
+` + foresees.String() + `	default:
+		panic("kernel: no such retraction")
 	}
 }
 `

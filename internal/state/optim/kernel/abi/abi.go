@@ -248,3 +248,51 @@ type Arguments struct {
 	Moves *uint32
 	Kept  *uint16 // where the next 16 words go of which some moved further; at the end, where the next would go
 }
+
+// The codes of a retraction: a bit of each element in each plane of a block.
+type RetractionCode struct{ Plane, Bits int }
+
+// The numbers of a block before an update, and the codes of each.
+const (
+	HatOfMaster = iota
+	HatOfFirst
+	HatOfSecond
+	Hats // their number
+)
+
+// RetractionCodes are the codes of these numbers.
+var RetractionCodes = [Hats]RetractionCode{HatOfMaster: {5, 2}, HatOfFirst: {0, 3}, HatOfSecond: {3, 2}}
+
+// Rows of the wide table: a factor of an update in binary64, and the inverse of the factor of what was there before.
+const (
+	WideStepSize = iota
+	InverseDecay
+	WideOneMinusBeta1
+	InverseBeta1
+	WideOneMinusBeta2
+	InverseBeta2
+	WideRows // their number
+)
+
+// WideLanes is the number of lanes of the wide table.
+const WideLanes = 8
+
+// WideTable holds constants in binary64, each repeated for every lane.
+type WideTable [WideRows][WideLanes]float64
+
+// RetractionArguments are the arguments of the kernels that prepare the retraction of a block. Streams that a kernel
+// does not use are nil.
+type RetractionArguments struct {
+	Elements     int // full groups, of one block
+	GradientKind int
+	Table        *Table
+	Wide         *WideTable
+	Parameter    *uint16
+	Low          *byte
+	Master       *float32
+	Moment1      *byte
+	Moment2      *byte
+	Gradient     *byte
+	Planes       *byte
+	Hats         *uint32 // of a block each
+}

@@ -1,0 +1,250 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+
+	"plimsoll/internal/state/optim/kernel/abi"
+)
+
+// foreseeName returns the name of a kernel such as foreseeSplitAVX2.
+func foreseeName(state abi.State, s instructionSet) string {
+	return "foresee" + stateName(state) + s.name
+}
+
+// foresee writes the kernel that prepares the retraction of an update of a part of a block: the update of Adam in
+// registers, what its inverse makes of the result, and the codes of the differences. It changes no state.
+func (s instructionSet) foresee(state abi.State) {
+	f, restore := s.beginRetraction(foreseeName(state, s), state)
+	f.planes = argument("Planes")
+	kind, gradient := argument("GradientKind"), argument("Gradient")
+	n := f.length()
+	loopOfKind(kind, n, abi.PrefetchAhead(abi.MomentsBF16), abi.Group, func(kind int, index, ahead reg.Register) {
+		f.prefetch(kind, gradient, ahead)
+		place := GP64()
+		MOVQ(index, place)
+		SHRQ(U8(3), place)
+		g, p := s.loadKind(kind, gradient, index, 0), f.load(index)
+		for i := range g {
+			f.update(i, p[i], g[i], index, place)
+		}
+	})
+	restore()
+	VZEROUPPER()
+	RET()
+}
+
+// beginRetraction begins a kernel that works on a block before it is updated, or after.
+func (s instructionSet) beginRetraction(name string, state abi.State) (f foresight, restore func()) {
+	TEXT(name, 4, "func(a *RetractionArguments)")
+	parts[name] = "retraction"
+	restore = flushDenormals()
+	f = foresight{instructionSet: s, table: argument("Table"), wide: argument("Wide"), hats: argument("Hats"),
+		moments: [2]stream{{argument("Moment1"), 4}, {argument("Moment2"), 4}}}
+	if state == abi.Split {
+		f.split = splitMaster{s, stream{argument("Parameter"), 2}, stream{argument("Low"), 2}}
+	} else {
+		f.master = stream{argument("Master"), 4}
+	}
+	return f, restore
+}
+
+func (f foresight) length() length {
+	elements := argument("Elements")
+	return length{elements: elements, prefetching: elements}
+}
+
+func invertMasterName(state abi.State, s instructionSet) string {
+	return "invertMaster" + stateName(state) + s.name
+}
+
+// invertMaster writes the kernel that sets what the inverse makes of the master weights of a block after an update.
+func (s instructionSet) invertMaster(state abi.State) {
+	f, restore := s.beginRetraction(invertMasterName(state, s), state)
+	loop(f.length(), abi.PrefetchAhead(abi.MomentsBF16), abi.Group, func(index, ahead reg.Register) {
+		f.prefetchState(ahead)
+		for i, p := range f.load(index) {
+			m, v := f.vector(), f.vector()
+			VMOVUPS(f.moments[0].at(index, i*f.lanes), m)
+			VMOVUPS(f.moments[1].at(index, i*f.lanes), v)
+			f.storeHat(i, f.invert(p, abi.StepSize, abi.WideStepSize, f.direction(m, v)), abi.HatOfMaster, index)
+		}
+	})
+	restore()
+	VZEROUPPER()
+	RET()
+}
+
+// invertMoments writes the kernel that sets what the inverse makes of the moments of a block after an update. The
+// argument for masters are the weights before the update.
+func (s instructionSet) invertMoments() {
+	f, restore := s.beginRetraction("invertMoments"+s.name, abi.FP32)
+	kind, gradient := argument("GradientKind"), argument("Gradient")
+	loopOfKind(kind, f.length(), abi.PrefetchAhead(abi.MomentsBF16), abi.Group, func(kind int, index, ahead reg.Register) {
+		f.prefetchKind(kind, gradient, ahead)
+		g, p := s.loadKind(kind, gradient, index, 0), f.load(index)
+		for i := range g {
+			f.scale(p[i], g[i])
+			m, v, squares := f.vector(), f.vector(), f.vector()
+			VMULPS(g[i], g[i], squares)
+			VMOVUPS(f.moments[0].at(index, i*f.lanes), m)
+			f.storeHat(i, f.invert(m, abi.OneMinusBeta1, abi.WideOneMinusBeta1, g[i]), abi.HatOfFirst, index)
+			VMOVUPS(f.moments[1].at(index, i*f.lanes), v)
+			f.storeHat(i, f.invert(v, abi.OneMinusBeta2, abi.WideOneMinusBeta2, squares), abi.HatOfSecond, index)
+		}
+	})
+	restore()
+	VZEROUPPER()
+	RET()
+}
+
+// scale gives gradients their scale and penalty.
+func (f foresight) scale(p, g reg.VecVirtual) {
+	VMULPS(f.row(abi.GradScale), g, g)
+	VFMADD231PS(f.row(abi.L2Penalty), p, g)
+}
+
+// direction returns m/d of the update.
+func (f foresight) direction(m, v reg.VecVirtual) reg.VecVirtual {
+	u, root := f.vector(), f.vector()
+	VSQRTPS(v, u)
+	VMOVUPS(f.row(abi.InverseRootBias2), root)
+	VFMADD213PS(f.row(abi.Epsilon), root, u)
+	VDIVPS(u, m, u)
+	return u
+}
+
+func (f foresight) storeHat(i int, hat reg.VecVirtual, of int, index reg.Register) {
+	f.move(hat, Mem{Base: f.hats, Index: index, Scale: 4, Disp: 4*abi.Block*of + 4*i*f.lanes})
+}
+
+// foresight is what the kernel works with.
+type foresight struct {
+	instructionSet
+	table, wide, planes, hats reg.Register
+	split                     splitMaster
+	master                    stream
+	moments                   [2]stream
+}
+
+func (f foresight) row(i int) Mem { return Mem{Base: f.table, Disp: 4 * abi.Group * i} }
+
+func (f foresight) wideRow(i int) Mem { return Mem{Base: f.wide, Disp: 8 * abi.WideLanes * i} }
+
+func (f foresight) prefetch(kind int, gradient, ahead reg.Register) {
+	f.prefetchKind(kind, gradient, ahead)
+	f.prefetchState(ahead)
+}
+
+func (f foresight) prefetchState(ahead reg.Register) {
+	for _, moment := range f.moments {
+		f.prefetchGroup(moment, ahead)
+	}
+	if f.master.base != nil {
+		f.prefetchGroup(f.master, ahead)
+		return
+	}
+	f.split.prefetch(ahead)
+}
+
+// load loads a group of master weights.
+func (f foresight) load(index reg.Register) vectors {
+	if f.master.base != nil {
+		return f.registers(f.wideNumbers(f.master, index))
+	}
+	return f.registers(f.split.load(index))
+}
+
+func (f foresight) wideNumbers(from stream, index reg.Register) operands {
+	return f.instructionSet.wide(from, index, 0)
+}
+
+// update makes the update of a vector, and notes what its inverse needs.
+func (f foresight) update(i int, p, g reg.VecVirtual, index, place reg.Register) {
+	f.scale(p, g)
+	squares, m, v, after := f.vector(), f.vector(), f.vector(), f.vector()
+	VMULPS(g, g, squares)
+	was := [2]Mem{f.moments[0].at(index, i*f.lanes), f.moments[1].at(index, i*f.lanes)}
+	VMOVUPS(f.row(abi.Beta1), m)
+	VMULPS(was[0], m, m)
+	VFMADD231PS(f.row(abi.OneMinusBeta1), g, m)
+	f.note(i, m, abi.OneMinusBeta1, abi.WideOneMinusBeta1, g, was[0], abi.HatOfFirst, index, place)
+	VMOVUPS(f.row(abi.Beta2), v)
+	VMULPS(was[1], v, v)
+	VFMADD231PS(f.row(abi.OneMinusBeta2), squares, v)
+	f.note(i, v, abi.OneMinusBeta2, abi.WideOneMinusBeta2, squares, was[1], abi.HatOfSecond, index, place)
+	u := f.direction(m, v)
+	VMOVAPS(p, after)
+	VFMADD231PS(f.row(abi.Decay), p, after)
+	VFMADD231PS(f.row(abi.StepSize), u, after)
+	f.note(i, after, abi.StepSize, abi.WideStepSize, u, p, abi.HatOfMaster, index, place)
+}
+
+// note stores what the inverse makes of numbers after an update, and the codes of the differences from what was there.
+// The inverse of a row of the wide table is the next row.
+func (f foresight) note(
+	i int, after reg.VecVirtual, row, wide int, added reg.VecVirtual, was Op, hatOf int, index, place reg.Register,
+) {
+	hat := f.invert(after, row, wide, added)
+	f.storeHat(i, hat, hatOf, index)
+	code := f.vector()
+	f.move(was, code)
+	VPSUBD(hat, code, code)
+	of := abi.RetractionCodes[hatOf]
+	VPADDD(integer(1<<(of.Bits-1)-1), code, code)
+	VPMINUD(integer(1<<of.Bits-1), code, code)
+	for bit := range of.Bits {
+		to := Mem{Base: f.planes, Index: place, Scale: 1, Disp: (of.Plane+bit)*abi.Block/8 + i}
+		if f.lanes == 16 {
+			mask := K()
+			VPTESTMD(integer(1<<bit), code, mask)
+			KMOVW(mask, to)
+			continue
+		}
+		shifted, mask := f.vector(), GP32()
+		VPSLLD(U8(31-bit), code, shifted)
+		VMOVMSKPS(shifted, mask)
+		MOVB(mask.As8(), to)
+	}
+}
+
+// invert returns (after - row·added) · inverse, and 0 where after is row·added, or where the result is not finite.
+func (f foresight) invert(after reg.VecVirtual, row, wide int, added reg.VecVirtual) reg.VecVirtual {
+	numbers, addends := f.doubles(vectors{after}), f.doubles(vectors{added})
+	for half, x := range numbers {
+		VFNMADD231PD(f.wideRow(wide), addends[half], x)
+		VMULPD(f.wideRow(wide+1), x, x)
+	}
+	hat, product := f.vector(), f.vector()
+	if f.lanes == 16 {
+		upper := YMM()
+		VCVTPD2PS(numbers[0], hat.AsY())
+		VCVTPD2PS(numbers[1], upper)
+		VINSERTF64X4(U8(1), upper, hat, hat)
+	} else {
+		upper := XMM()
+		VCVTPD2PSY(numbers[0], hat.AsX())
+		VCVTPD2PSY(numbers[1], upper)
+		VINSERTF128(U8(1), upper, hat, hat)
+	}
+	const equal = 0
+	VMULPS(f.row(row), added, product)
+	if f.lanes == 16 {
+		none := K()
+		VCMPPS(U8(equal), product, after, none)
+		VPXORD(hat, hat, none, hat)
+		f.move(integer(exponents), product)
+		VPANDD(product, hat, addends[0])
+		VPCMPEQD(product, addends[0], none)
+		VPXORD(hat, hat, none, hat)
+		return hat
+	}
+	VCMPPS(U8(equal), product, after, product)
+	VPANDN(hat, product, hat)
+	f.move(integer(exponents), product)
+	VPAND(product, hat, addends[0])
+	VPCMPEQD(product, addends[0], addends[0])
+	VPANDN(hat, addends[0], hat)
+	return hat
+}
