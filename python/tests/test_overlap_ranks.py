@@ -203,6 +203,7 @@ def killed_and_interrupted(rank, kind):
                 with torch.no_grad():
                     model.loss(batch(text(), i))
                 time.sleep(60)
+            torch.set_grad_enabled(True)  # an interrupt may come between the two halves of no_grad
     optimizer.synchronize()
     if rank == 1:
         Session.waited = waited
