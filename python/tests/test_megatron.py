@@ -307,11 +307,13 @@ def test_two_optimizers_that_are_at_different_steps_are_refused():
 
 
 def private_and_shared(pids):
-    """Bytes of anonymous and shared memory, each page counted once among the processes that have it."""
+    """Bytes of anonymous and shared memory of processes. A shared page counts once. What is anonymous counts whole: its share
+    would grow whenever another fork of the tests ends.
+    """
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     texts = [pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
-    return sum(int(kib) * 1024 for text in texts for kib in re.findall(r"Pss_(?:Anon|Shmem): +(\d+)", text))
+    return sum(int(kib) * 1024 for text in texts for kib in re.findall(r"(?:^Anonymous|Pss_Shmem): +(\d+)", text, re.M))
 
 
 def host_bytes(rank, whose, layers):

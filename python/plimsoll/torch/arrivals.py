@@ -154,7 +154,8 @@ class Arrivals:
         if missing and shard in self._over and shard.group.shared and not self._strict:
             self._arrive(shard, list(missing.values()))
         if missing is not None and not shard.parameters.missing:
-            self._fail(shard.parameters.complete(), "parameter")
+            # A page has several parameters, and an own one has none of the updates since: the first may be another's.
+            self._fail(shard.parameters.complete(), "a parameter in the pages of")
 
     def expect_some(self) -> None:
         """Runs when a step begins before its gradients are there. It changes what :meth:`changes` names."""
