@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -41,5 +42,57 @@ func TestGrowthSinceTheShareWasRead(t *testing.T) {
 	}
 	if rise := r.lastLevels().rise; rise != 43*gib {
 		t.Errorf("memory rises by %v a second, expected 43 GiB", rise)
+	}
+}
+
+const peerGoneLine = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by " +
+	"peer [127.0.0.1]:18842"
+
+const closingLine = "W1130 08:41:02.100000 19363 torch/distributed/elastic/multiprocessing/api.py:1010] Sending " +
+	"process 30233 closing signal SIGTERM"
+
+// TestRecordedLauncher: what a launcher prints of its ranks is not put down to the rank that the launcher itself is.
+func TestRecordedLauncher(t *testing.T) {
+	r := recorded(samples.Sample{}, samples.RankEnd{ExitCode: 247}, "[rank0]: "+peerGoneLine,
+		"[2026-11-30 08:40:11,120] [ERROR] [launch.py:325:sigkill_handler] ['python', 'train.py'] exits with "+
+			"return code = -9")
+	e := Explain(Inputs{Recordings: []*Recording{r}})
+	if e.Cause.Rank != nil || len(e.Victims) != 1 || e.Victims[0].Rank != 0 ||
+		!strings.Contains(e.Cause.Text, "SIGKILL") {
+		t.Errorf("%+v, took along %+v: expected the kill of another rank than 0", e.Cause, e.Victims)
+	}
+}
+
+// TestCollectiveThatTimesOut: nobody ended, and so nobody is said to have taken others along.
+func TestCollectiveThatTimesOut(t *testing.T) {
+	for line, timesOut := range map[string]bool{peerGoneLine: false, closingLine: false, "RuntimeError: " +
+		"[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 20000ms for recv " +
+		"operation to complete": true} {
+		e := explainText(t, line+"\n")
+		if strings.Contains(e.Cause.Text, "a collective timed out") != timesOut {
+			t.Errorf("%s\n%q", line, e.Cause.Text)
+		}
+		if slices.Contains(e.Collect, collectStacks) != timesOut {
+			t.Errorf("%s\n%+v", line, e.Collect)
+		}
+	}
+}
+
+// TestThresholdOfRay: Ray ends workers below the limit of the node, and its own list says who held the memory, not a
+// sample of the time after.
+func TestThresholdOfRay(t *testing.T) {
+	after := samples.Sample{Node: samples.Node{Memory: 24 * gib, Free: 20 * gib, Available: 20 * gib}}
+	r := recorded(after, samples.RankEnd{ExitCode: 1}, "ray.exceptions.OutOfMemoryError: 1 worker(s) were killed due "+
+		"to the node running low on memory. Memory on the node (IP: 10.8.1.17, ID: ad89) was 4.77GB used / 23.54GB "+
+		"limit (0.202843)",
+		"Top 10 memory users: PID\tMEM(GB)\tCOMMAND", "6704\t2.68\tray::hungry", "6345\t0.24\t")
+	r.start.Start.Counters = []samples.Counter{{Name: "/proc/vmstat oom_kill", Group: "the host"}}
+	r.end.End.Counters = r.start.Start.Counters // the kernel has killed nobody
+	e := Explain(Inputs{Recordings: []*Recording{r}})
+	if e.Cause.Resource != Host || len(e.Holders) == 0 || e.Holders[0].Component != "process 6704" {
+		t.Errorf("%+v, held by %+v", e.Cause, e.Holders)
+	}
+	if len(e.Edits) == 0 || e.Edits[0].Key != "RAY_memory_usage_threshold" || e.Edits[0].From != "0.20 or less" {
+		t.Errorf("%+v", e.Edits)
 	}
 }

@@ -213,7 +213,7 @@ func (q *Question) inService(v variant, base *job.Job) []variant {
 	}
 	formats := []string{"split"}
 	switch {
-	case q.AnyMoments:
+	case q.AnyMoments && q.States.Master != "fp32": // with fp32 masters all states are
 		formats = []string{"split", "bf16", "int8", "split24"}
 	case q.rests() && q.States.Moments != "" && q.States.Moments != "fp32":
 		return nil // its formats are others
