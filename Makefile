@@ -152,6 +152,24 @@ $(PYTHON_INSTALLED):
 	$(PYTHON_ENVIRONMENT)/bin/python -m pip install --quiet $(PYTHON_PACKAGES)
 	touch $@
 
+# What TRL, diffusers, torchtune and torchtitan need stands beside the packages of the tests.
+TRAINERS_ENVIRONMENT := $(dir $(PYTHON_ENVIRONMENT))trainers
+TRAINERS_PACKAGES := trl==1.16.0 diffusers==0.42.1 torchtune==0.6.1 torchao==0.9.0 torchtitan==0.2.2 tensorboard
+TRAINERS_INSTALLED := $(TRAINERS_ENVIRONMENT)/installed-$(shell echo $(TRAINERS_PACKAGES) | tr ' ' '-')
+
+$(TRAINERS_INSTALLED): $(PYTHON_INSTALLED)
+	python3 -m venv $(TRAINERS_ENVIRONMENT)
+	$(PYTHON_ENVIRONMENT)/bin/python -c 'import site; print(*site.getsitepackages())' > \
+		$$($(TRAINERS_ENVIRONMENT)/bin/python -c 'import site; print(*site.getsitepackages())')/beside.pth
+	$(TRAINERS_ENVIRONMENT)/bin/python -m pip install --quiet $(TRAINERS_PACKAGES)
+	touch $@
+
+.PHONY: test-ghost-all
+test-ghost-all: $(TRAINERS_INSTALLED) ## Hold programs on GPUs that are not there to the CPU, tensor by tensor (1 GB of downloads)
+	PLIMSOLL_ALIKE=all $(GO) test -count=1 -run '^TestAsOnTheHost' ./internal/run/ghost
+	PLIMSOLL_ALIKE=all PLIMSOLL_PYTHON=$(TRAINERS_ENVIRONMENT)/bin/python \
+		$(GO) test -count=1 -run '(Trainers|Pipeline)AsOnTheHost' ./internal/run/ghost
+
 PYTEST_FLAGS := --quiet
 PYTEST_WORKERS := 2
 PYTEST = PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest $(PYTEST_FLAGS)

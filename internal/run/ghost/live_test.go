@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+
+	"plimsoll/internal/base/torchtest"
 )
 
 // held are storages: bytes, their number, and what made them.
@@ -40,6 +42,7 @@ func readLive(t *testing.T, output []byte) live {
 			if err := json.Unmarshal([]byte(text), &places); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
+			name, _, _ = strings.Cut(name, "@") // without its ranks
 			all[name] = places
 		}
 	}
@@ -54,43 +57,99 @@ type otherwise struct {
 	why     string
 }
 
+const (
+	readAhead = "the batch that accelerate reads ahead is on the host"
+	schedule  = "the schedule of the noise is on the host"
+	ofHost    = "the batch is on the host, too"
+)
+
 var alikeBut = []otherwise{
-	{"checkpoints", 3072, 2, "the batch that accelerate reads ahead is on the host"},
+	{"checkpoints", 3072, 2, readAhead},
 	{"checkpoints", 5056, 2, "checkpoints keep the state of the host's random numbers there"},
-	{"lora", 3072, 2, "the batch that accelerate reads ahead is on the host"},
-	{"mixture", 3072, 2, "the batch that accelerate reads ahead is on the host"},
-	{"full", 3072, 2, "the batch that accelerate reads ahead is on the host"},
+	{"lora", 3072, 2, readAhead},
+	{"mixture", 3072, 2, readAhead},
+	{"full", 3072, 2, readAhead},
 	{"lightning", 49152, 1, "the data set is on the host"},
+	{"sft", 3072, 3, readAhead},
+	{"dpo", 3104, 3, readAhead},
+	{"unet", 4000, 2, schedule},
+	{"transformer", 4000, 2, schedule},
+	{"titan_tensor", 3072, 1, ofHost},
+	{"titan_pipeline", 3072, 1, ofHost},
 }
 
-// allAlike are the programs of alike.py. The last of a test has one rank.
-var allAlike = []string{"checkpoints", "sharded@2", "loop", "lora", "zero@2", "mixture", "full", "images", "eager",
-	"lightning"}
+// The programs of alike.py and of alike_trainers.py. The last of a test has one rank.
+var (
+	allAlike = []string{"checkpoints", "sharded@2", "loop", "lora", "zero@2", "mixture", "full", "images", "eager",
+		"lightning"}
+	trainersAlike = []string{"dpo", "grpo", "unet", "transformer", "recipe_lora", "recipe", "titan_tensor@2", "sft"}
+)
+
+// everyAlike is whether programs run that are not run for every change. Some need an environment of their own, that of
+// make test-ghost-all.
+var everyAlike = os.Getenv("PLIMSOLL_ALIKE") == "all"
 
 // TestAsOnTheHost holds programs on the stage to their real runs on the CPU: after each forward pass, backward pass and
-// step, storages of the same sizes are held, as many of each. PLIMSOLL_ALIKE=all has more programs.
+// step, storages of the same sizes are held, as many of each.
 func TestAsOnTheHost(t *testing.T) {
 	whole(t)
 	names := allAlike[:3]
-	if os.Getenv("PLIMSOLL_ALIKE") == "all" {
+	if everyAlike {
 		names = allAlike
 	}
 	const modules = "transformers.trainer,transformers.models.llama.modeling_llama,peft,torch.distributed.fsdp"
 	r := request(t, append([]string{"live.py", "testdata/alike.py", modules}, names...)...)
-	r.Patience = 8 * time.Minute
-	really := exec.CommandContext(t.Context(), r.Command[0], r.Command[1:]...)
+	compare(t, names, r, r.Command)
+}
+
+// TestTrainersAsOnTheHost is TestAsOnTheHost for TRL, diffusers, torchtune and torchtitan.
+func TestTrainersAsOnTheHost(t *testing.T) {
+	trainers(t)
+	words := []string{"live.py", "testdata/alike_trainers.py", "transformers.trainer"}
+	r := request(t, append(words, trainersAlike...)...)
+	compare(t, trainersAlike, r, r.Command)
+}
+
+// TestPipelineAsOnTheHost is TestAsOnTheHost for two stages of a pipeline. On the stage both are played, as the first
+// waits for what the second sends; so a launcher starts them.
+func TestPipelineAsOnTheHost(t *testing.T) {
+	trainers(t)
+	r := request(t, "live.py", "testdata/alike_trainers.py", "transformers.trainer", "titan_pipeline")
+	host := append(slices.Clone(r.Command[:len(r.Command)-1]), "titan_pipeline@2", "sft")
+	r.Command = slices.Insert(r.Command, 1, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+	r.GPUs = 2
+	compare(t, []string{"titan_pipeline"}, r, host)
+}
+
+func trainers(t *testing.T) {
+	t.Helper()
+	whole(t)
+	if !everyAlike {
+		t.Skip("make test-ghost-all runs it")
+	}
+	torchtest.Python(t, "trl", "diffusers", "torchtune", "torchtitan")
+}
+
+// compare runs programs on the stage and really, and compares what they hold.
+func compare(t *testing.T, names []string, stage Request, command []string) {
+	t.Helper()
+	stage.Patience = 8 * time.Minute
+	really := exec.CommandContext(t.Context(), command[0], command[1:]...)
 	really.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES=", "TMPDIR="+t.TempDir())
 	var output, said bytes.Buffer
 	really.Stdout, really.Stderr = &output, &said
 	if err := really.Start(); err != nil {
 		t.Fatal(err)
 	}
-	run(t, r)
+	if _, err := stage.Play(t.Context()); err != nil {
+		t.Fatalf("%v\n%s", err, stage.Output)
+	}
 	if err := really.Wait(); err != nil {
 		t.Fatalf("%v\n%s", err, said.Bytes())
 	}
-	host, gpu := readLive(t, output.Bytes()), readLive(t, r.Output.(*bytes.Buffer).Bytes())
+	host, gpu := readLive(t, output.Bytes()), readLive(t, stage.Output.(*bytes.Buffer).Bytes())
 	for _, name := range names {
+		name, _, _ = strings.Cut(name, "@")
 		if len(host[name]) != 6 || len(gpu[name]) != 6 {
 			t.Errorf("%s has %d places on the host and %d on the GPU, want 6\n%s", name, len(host[name]),
 				len(gpu[name]), said.Bytes())

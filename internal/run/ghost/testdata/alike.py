@@ -158,4 +158,5 @@ def zero3():
     zero(3)
 
 
-globals()[sys.argv[1]]()
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

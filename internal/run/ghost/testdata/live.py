@@ -70,6 +70,8 @@ def operations(event):
 
 
 def mark(name):
+    if len(points) == POINTS:
+        return
     name = f"{MARK}{name}, {len(points) + 1} of {POINTS}"
     points.append([name, on_device() if on_gpu else None])
     if not on_gpu:
@@ -85,9 +87,10 @@ def show():
         found = on_host()
         for point in points:
             point[1] = found[point[0]]
-    if int(os.environ.get("RANK", "0")) == 0:
-        all = {name: [[size, n, by] for (size, by), n in sorted(held.items()) if size >= LEAST] for name, held in points}
-        print("\nLIVE", running, json.dumps(all), flush=True)
+    if int(os.environ.get("RANK", "0")) != 0:
+        return  # rank 0 needs the others until it has all of its points
+    all = {name: [[size, n, by] for (size, by), n in sorted(held.items()) if size >= LEAST] for name, held in points}
+    print("\nLIVE", running, json.dumps(all), flush=True)
     if not on_gpu or is_fork:
         os._exit(0)
 
