@@ -80,8 +80,8 @@ var alikeBut = []otherwise{
 
 // The programs of alike.py and of alike_trainers.py. The last of a test has one rank.
 var (
-	allAlike = []string{"checkpoints", "sharded@2", "loop", "lora", "zero@2", "mixture", "full", "images", "eager",
-		"lightning"}
+	allAlike = []string{"checkpoints", "sharded@2", "loop", "lora", "zero@2", "zero3@2", "mixture", "full", "images",
+		"eager", "lightning"}
 	trainersAlike = []string{"dpo", "grpo", "unet", "transformer", "recipe_lora", "recipe", "titan_tensor@2", "sft"}
 )
 
