@@ -706,6 +706,15 @@ func TestDataThatAreNotHere(t *testing.T) {
 	}
 }
 
+// TestConvertedOnTheHost converts large weights there, and so makes none of their pages.
+func TestConvertedOnTheHost(t *testing.T) {
+	whole(t)
+	record := run(t, request(t, "converted.py"))
+	if record.ResidentPeak > 1536*ledger.MiB {
+		t.Errorf("%v of the program were in memory", record.ResidentPeak)
+	}
+}
+
 // TestTuned compiles each kernel once: no configuration is faster than another.
 func TestTuned(t *testing.T) {
 	whole(t)

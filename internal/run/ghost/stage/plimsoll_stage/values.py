@@ -108,6 +108,10 @@ def _leave_large(torch: Any) -> None:
     def is_large(x: Any) -> bool:
         return type(x) in plain and x.device.type == "cpu" and x.numel() * x.element_size() > LARGE
 
+    def is_left(x: Any) -> bool:
+        """Whether a copy of a tensor is not made: it is large, and no gradient flows through the copy."""
+        return is_large(x) and not (x.requires_grad and torch.is_grad_enabled())
+
     def is_converted(to: Any, x: Any) -> bool:
         """Whether a large tensor comes to a device with another type: the host makes it, page by page."""
         return to.device.type == "cuda" and isinstance(x, tensor) and is_large(x) and x.dtype != to.dtype
@@ -131,7 +135,7 @@ def _leave_large(torch: Any) -> None:
     move = tensor.to
 
     def to(self, *arguments, **options):
-        if not is_large(self):
+        if not is_left(self):
             made = _converted_on_host(torch, self, arguments, options)
             return move(self, *arguments, **options) if made is None else made
         device, dtype = _target(torch, arguments, options)
@@ -144,12 +148,13 @@ def _leave_large(torch: Any) -> None:
 
     tensor.to = to
     copy = tensor.clone
-    tensor.clone = lambda self, *a, **o: torch.empty_like(self) if is_large(self) and not self.requires_grad else copy(self, *a, **o)
-    for name, dtype in (("float", torch.float32), ("half", torch.float16), ("bfloat16", torch.bfloat16)):
+    tensor.clone = lambda self, *a, **o: torch.empty_like(self) if is_left(self) else copy(self, *a, **o)
+    converting = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}
+    for name, dtype in converting.items():
         really = getattr(tensor, name)
 
         def convert(self, *arguments, _really=really, _dtype=dtype, **options):
-            if is_large(self) and self.dtype != _dtype and not self.requires_grad:
+            if is_left(self) and self.dtype != _dtype:
                 return torch.empty_like(self, dtype=_dtype)
             return _really(self, *arguments, **options)
 
