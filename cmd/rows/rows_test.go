@@ -2,7 +2,6 @@ package main
 
 import (
 	"math"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -17,11 +16,7 @@ func TestModelAgreesWithProgram(t *testing.T) {
 		t.Skip("make test-ghost runs it")
 	}
 	python := torchtest.Python(t)
-	program := filepath.Join(t.TempDir(), "plimsoll")
-	if said, err := exec.Command("go", "build", "-o", program, "../plimsoll").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, said)
-	}
-	c := command{plimsoll: program, python: python, catalog: "../../internal/input/model/catalog", gpu: "H200"}
+	c := command{python: python, catalog: "../../internal/input/model/catalog", gpu: "H200"}
 	got := c.compare(row{Name: "Trainer", Model: "qwen2.5-0.5b", Sequence: 1024, Arguments: plain})
 	if got.failed != "" {
 		t.Fatal(got)
