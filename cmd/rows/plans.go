@@ -5,7 +5,9 @@ import (
 	"context"
 	_ "embed" // of the program
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"log"
 	"os"
 	"path/filepath"
@@ -26,6 +28,7 @@ var trainer []byte
 // command is how jobs are planned.
 type command struct {
 	python, catalog, gpu string
+	snapshot             string // a file for the history of the GPU's memory
 	chosen               func(row) bool
 }
 
@@ -56,6 +59,11 @@ func (f figures) peak(level int) (most ledger.Bytes) {
 		most = max(most, of[level])
 	}
 	return most
+}
+
+// String is the peaks.
+func (f figures) String() string {
+	return fmt.Sprintf("allocated %v, reserved %v", f.peak(allocated), f.peak(reserved))
 }
 
 func (c command) compare(r row) compared {
@@ -210,6 +218,12 @@ func (c command) gpuOf(r row) string {
 
 // byProgram plans a job by its program, which is played as rank 0 alone.
 func (c command) byProgram(r row) (figures, error) {
+	device, err := c.play(r)
+	return figuresOf([]ledger.Device{device}), err
+}
+
+// play returns the GPU of the program of a job.
+func (c command) play(r row) (ledger.Device, error) {
 	var record *ghost.Record
 	var said bytes.Buffer
 	err := c.inFolder(r, func(folder string) (err error) {
@@ -223,16 +237,29 @@ func (c command) byProgram(r row) (figures, error) {
 		if r.TRL != nil {
 			played.Data = &ghost.Data{Tokens: r.Sequence, Columns: []string{}}
 		}
+		if c.snapshot != "" {
+			played.Keep = func(from io.Reader) error { return keep(from, c.snapshot) }
+		}
 		record, err = played.Run(context.Background())
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return ledger.Device{}, err
 	}
 	if record.End.Kind != "enough" || record.Steps < 2 {
-		return nil, fmt.Errorf("it ended after %d steps: %s %s", record.Steps, record.End.Type, record.End.Message)
+		return ledger.Device{}, fmt.Errorf("it ended after %d steps: %s %s", record.Steps, record.End.Type, record.End.Message)
 	}
-	return figuresOf([]ledger.Device{record.GPU}), nil
+	return record.GPU, nil
+}
+
+// keep writes a snapshot to a file.
+func keep(from io.Reader, path string) error {
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(file, from)
+	return errors.Join(err, file.Close())
 }
 
 // What a program may take of this host.

@@ -123,5 +123,3 @@ func (c command) record(path string, seed, count uint64, parallel int) {
 	}
 	all.Wait()
 }
-
-func (c command) score(path, commit string, seed uint64) {}

@@ -89,6 +89,16 @@ func (t *Tape) scratch(bytes int64) *storage {
 	})
 }
 
+// workspace allocates what a library works in, and frees it.
+func (t *Tape) workspace(bytes int64) {
+	if bytes > 0 {
+		t.release(t.allocate(bytes, ledger.MatmulWorkspaces, func() string {
+			return "what cuBLAS works in while it makes one product, which torch takes and gives back each time since " +
+				"2.15 (CublasHandlePool.cpp, TORCH_CUBLAS_WORKSPACE_CACHE)"
+		}))
+	}
+}
+
 func (t *Tape) release(s *storage) {
 	if s == nil {
 		return
@@ -189,9 +199,11 @@ type node struct {
 	outputs []*gradient
 	saved   []packed
 	scratch int64
-	product bool
-	replace bool
-	marker  func() // called by Mark's nodes, which do nothing else
+	// workspace is Operation.BackwardWorkspace.
+	workspace int64
+	product   bool
+	replace   bool
+	marker    func() // called by Mark's nodes, which do nothing else
 	// custom makes the gradients of the inputs of a checkpoint.
 	custom func(incoming, made []*storage)
 	// Of a checkpoint in a divided backward pass: its frame, the place in it, and whether the operation saves anything.
@@ -239,6 +251,9 @@ type Operation struct {
 	Outputs  []Output
 	// Scratch and BackwardScratch are the bytes of temporaries in the kernels.
 	Scratch, BackwardScratch int64
+	// Workspace are the bytes that a library has to work in while it makes the result, and BackwardWorkspace those
+	// while it makes the gradient of an input. They are taken when the result is there, and given back at once.
+	Workspace, BackwardWorkspace int64
 	// Product means that the operation is a matmul. The gradients of its inputs
 	// are views.
 	Product bool
@@ -272,13 +287,16 @@ func (t *Tape) Do(o Operation) []*Tensor {
 		results[i] = r
 		t.locals = append(t.locals, r)
 	}
+	if cached == nil {
+		t.workspace(o.Workspace)
+	}
 	t.release(scratch)
 	t.replay.keep(kept, o, results)
 	if !t.recording {
 		t.remember(o, results)
 		return results
 	}
-	n := node{scratch: o.BackwardScratch, product: o.Product, replace: o.Replaces}
+	n := node{scratch: o.BackwardScratch, workspace: o.BackwardWorkspace, product: o.Product, replace: o.Replaces}
 	for i, in := range o.Inputs {
 		if in.gradient != nil {
 			if n.inputs == nil {

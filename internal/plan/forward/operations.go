@@ -104,7 +104,20 @@ func (p *pass) factors(a, b *autograd.Tensor, elements int64, result dtype.Type)
 	if b.NeedsGradient() {
 		o.Saved = append(o.Saved, a)
 	}
+	p.worksIn(&o, false)
 	return o
+}
+
+// addedWorkspace is what cuBLASLt gets to work in where a product adds a bias (getCUDABlasLtWorkspaceSize in
+// CublasHandlePool.cpp).
+const addedWorkspace = 1 << 20
+
+// worksIn gives a product what its library works in.
+func (p *pass) worksIn(o *autograd.Operation, biased bool) {
+	o.Workspace, o.BackwardWorkspace = p.Workspace, p.Workspace
+	if biased {
+		o.Workspace = min(addedWorkspace, p.Workspace)
+	}
 }
 
 // dropout runs dropout and drops x. It saves a mask of one byte for each element.
@@ -267,6 +280,7 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	if bias := p.parameter(path + ".bias"); bias != nil {
 		o.Inputs = append(o.Inputs, bias.Tensor())
 	}
+	p.worksIn(&o, len(o.Inputs) > 2)
 	y := p.Do(o)[0]
 	p.dropCasts(x, input)
 	return y
@@ -302,6 +316,7 @@ func (p *pass) castInside(path string, w *autograd.Parameter, x *autograd.Tensor
 	if bias := p.parameter(path + ".bias"); bias != nil {
 		o.Inputs = append(o.Inputs, bias.Tensor())
 	}
+	p.worksIn(&o, len(o.Inputs) > 2)
 	return p.Do(o)[0]
 }
 

@@ -158,6 +158,9 @@ type Kernels struct {
 	// CastsInside means that linear modules under autocast save their input and weight before the casts, and keep no
 	// cast weight: ZeRO-3 with memory_efficient_linear (zero/linear.py).
 	CastsInside bool
+	// Workspace are the bytes that cuBLAS gets to work in for each product: torch since 2.15. It is 0 where every
+	// handle keeps its own.
+	Workspace int64
 	// NoDropout means that the program has turned dropout off.
 	NoDropout bool
 	// QAT fake-quantizes linear modules, nil for none.

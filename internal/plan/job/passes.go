@@ -230,6 +230,9 @@ func (j *Job) Settle() {
 	v := j.Versions
 	j.RoutersTogether = !v.Transformers.AtLeast(5, 23, 0)
 	j.AttachesQuantizedInput = !v.BitsAndBytes.AtLeast(0, 43, 2)
+	if j.Workspace = 0; !j.OnCPU && v.Torch.AtLeast(2, 15, 0) {
+		j.Workspace = int64(j.GPU.Workspace())
+	}
 	j.CastsInside = j.DeepSpeed != nil && j.DeepSpeed.ZeROStage == 3 && j.DeepSpeed.EfficientLinear
 	j.ChunksHead = j.FusedQKV && j.Adapter != nil
 	j.CompilesLogits = j.Compile && j.OfTransformers()

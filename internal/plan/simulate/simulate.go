@@ -314,13 +314,13 @@ func (s *simulation) trainedBytes() int64 {
 const cpuWorkspace = 64 * ledger.MiB
 
 // workspace allocates the workspace of matmuls. cuBLAS takes one from torch's
-// allocator for every thread, and the backward pass has a thread of its own.
+// allocator for every thread, and the backward pass has a thread of its own. Since torch 2.15 each product takes its own.
 func (s *simulation) workspace() {
 	switch {
 	case s.OnCPU && s.workspaces < 1:
 		allocate(s.host, int64(cpuWorkspace), ledger.MatmulWorkspaces,
 			because("buffers of MKL and oneDNN, from the first product of matrices on"))
-	case s.OnCPU || s.workspaces == 2:
+	case s.OnCPU || s.Workspace > 0 || s.workspaces == 2:
 		return
 	default:
 		allocate(s.gpu, int64(s.GPU.Workspace()), ledger.MatmulWorkspaces,
