@@ -89,13 +89,18 @@ func (t *Tape) scratch(bytes int64) *storage {
 	})
 }
 
-// workspace allocates what a library works in, and frees it.
-func (t *Tape) workspace(bytes int64) {
-	if bytes > 0 {
-		t.release(t.allocate(bytes, ledger.MatmulWorkspaces, func() string {
-			return "what cuBLAS works in while it makes one product, which torch takes and gives back each time since " +
-				"2.15 (CublasHandlePool.cpp, TORCH_CUBLAS_WORKSPACE_CACHE)"
-		}))
+// Workspace is memory that a kernel works in. It is taken when the room for the kernel's result is there, and given back
+// at once.
+type Workspace struct {
+	Bytes     int64
+	Component ledger.Component
+	Why       func() string
+}
+
+// work allocates what a kernel works in, and frees it.
+func (t *Tape) work(in Workspace) {
+	if in.Bytes > 0 {
+		t.release(t.allocate(in.Bytes, in.Component, in.Why))
 	}
 }
 
@@ -199,11 +204,9 @@ type node struct {
 	outputs []*gradient
 	saved   []packed
 	scratch int64
-	// workspace is Operation.BackwardWorkspace.
-	workspace int64
-	product   bool
-	replace   bool
-	marker    func() // called by Mark's nodes, which do nothing else
+	product bool
+	replace bool
+	marker  func() // called by Mark's nodes, which do nothing else
 	// custom makes the gradients of the inputs of a checkpoint.
 	custom func(incoming, made []*storage)
 	// Of a checkpoint in a divided backward pass: its frame, the place in it, and whether the operation saves anything.
@@ -215,8 +218,9 @@ type node struct {
 // edge is an input that needs a gradient. A shared gradient is the incoming
 // gradient or a view of it.
 type edge struct {
-	to     *gradient
-	shared bool
+	to        *gradient
+	shared    bool
+	workspace Workspace
 }
 
 func (t *Tape) edge(input *Tensor, shared bool) edge {
@@ -224,7 +228,7 @@ func (t *Tape) edge(input *Tensor, shared bool) edge {
 		t.uses[leaf]++
 		leaf.tape = t
 	}
-	return edge{input.gradient, shared}
+	return edge{to: input.gradient, shared: shared}
 }
 
 // Output is a result of an operation.
@@ -251,9 +255,10 @@ type Operation struct {
 	Outputs  []Output
 	// Scratch and BackwardScratch are the bytes of temporaries in the kernels.
 	Scratch, BackwardScratch int64
-	// Workspace are the bytes that a library has to work in while it makes the result, and BackwardWorkspace those
-	// while it makes the gradient of an input. They are taken when the result is there, and given back at once.
-	Workspace, BackwardWorkspace int64
+	// Workspace is what the kernel works in that makes the result, and GradientWorkspaces what those do that make the
+	// gradients of the inputs.
+	Workspace          Workspace
+	GradientWorkspaces []Workspace
 	// Product means that the operation is a matmul. The gradients of its inputs
 	// are views.
 	Product bool
@@ -288,7 +293,7 @@ func (t *Tape) Do(o Operation) []*Tensor {
 		t.locals = append(t.locals, r)
 	}
 	if cached == nil {
-		t.workspace(o.Workspace)
+		t.work(o.Workspace)
 	}
 	t.release(scratch)
 	t.replay.keep(kept, o, results)
@@ -296,13 +301,17 @@ func (t *Tape) Do(o Operation) []*Tensor {
 		t.remember(o, results)
 		return results
 	}
-	n := node{scratch: o.BackwardScratch, workspace: o.BackwardWorkspace, product: o.Product, replace: o.Replaces}
+	n := node{scratch: o.BackwardScratch, product: o.Product, replace: o.Replaces}
 	for i, in := range o.Inputs {
 		if in.gradient != nil {
 			if n.inputs == nil {
 				n.inputs = make([]edge, 0, len(o.Inputs)-i)
 			}
-			n.inputs = append(n.inputs, t.edge(in, i < len(o.Shared) && o.Shared[i]))
+			e := t.edge(in, i < len(o.Shared) && o.Shared[i])
+			if i < len(o.GradientWorkspaces) {
+				e.workspace = o.GradientWorkspaces[i]
+			}
+			n.inputs = append(n.inputs, e)
 		}
 	}
 	if len(n.inputs) == 0 {

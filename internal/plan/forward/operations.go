@@ -58,8 +58,20 @@ func (p *pass) add(a, b *autograd.Tensor) *autograd.Tensor {
 // multiply multiplies elementwise. It saves each factor for the gradient of the
 // other.
 func (p *pass) multiply(a, b *autograd.Tensor) *autograd.Tensor {
+	return p.Do(p.products(a, b))[0]
+}
+
+// scale multiplies every row of x by a weight.
+func (p *pass) scale(x, weight *autograd.Tensor) *autograd.Tensor {
+	o := p.products(x, weight)
+	o.GradientWorkspaces = []autograd.Workspace{{}, p.columnSums(x.Elements/weight.Elements, weight.Elements)}
+	return p.Do(o)[0]
+}
+
+func (p *pass) products(a, b *autograd.Tensor) autograd.Operation {
 	n, result := max(a.Elements, b.Elements), promoted(a.DType, b.DType)
 	o := p.factors(a, b, n, result)
+	o.Workspace, o.GradientWorkspaces = autograd.Workspace{}, nil
 	// Every gradient is a product of all elements first. The engine then adds up what was broadcast, and converts what
 	// was promoted (validate_outputs in torch/csrc/autograd/engine.cpp).
 	for _, x := range o.Inputs {
@@ -67,7 +79,7 @@ func (p *pass) multiply(a, b *autograd.Tensor) *autograd.Tensor {
 			o.BackwardScratch += n * result.Size()
 		}
 	}
-	return p.Do(o)[0]
+	return o
 }
 
 // matmul multiplies two matrices, under autocast in autocast's type.
@@ -104,20 +116,8 @@ func (p *pass) factors(a, b *autograd.Tensor, elements int64, result dtype.Type)
 	if b.NeedsGradient() {
 		o.Saved = append(o.Saved, a)
 	}
-	p.worksIn(&o, false)
+	p.works(&o, 0)
 	return o
-}
-
-// addedWorkspace is what cuBLASLt gets to work in where a product adds a bias (getCUDABlasLtWorkspaceSize in
-// CublasHandlePool.cpp).
-const addedWorkspace = 1 << 20
-
-// worksIn gives a product what its library works in.
-func (p *pass) worksIn(o *autograd.Operation, biased bool) {
-	o.Workspace, o.BackwardWorkspace = p.Workspace, p.Workspace
-	if biased {
-		o.Workspace = min(addedWorkspace, p.Workspace)
-	}
 }
 
 // dropout runs dropout and drops x. It saves a mask of one byte for each element.
@@ -280,7 +280,7 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	if bias := p.parameter(path + ".bias"); bias != nil {
 		o.Inputs = append(o.Inputs, bias.Tensor())
 	}
-	p.worksIn(&o, len(o.Inputs) > 2)
+	p.works(&o, out)
 	y := p.Do(o)[0]
 	p.dropCasts(x, input)
 	return y
@@ -316,7 +316,7 @@ func (p *pass) castInside(path string, w *autograd.Parameter, x *autograd.Tensor
 	if bias := p.parameter(path + ".bias"); bias != nil {
 		o.Inputs = append(o.Inputs, bias.Tensor())
 	}
-	p.worksIn(&o, len(o.Inputs) > 2)
+	p.works(&o, out)
 	return p.Do(o)[0]
 }
 
@@ -416,13 +416,13 @@ func (p *pass) rmsNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	case n.Kind == model.RMSNormF32:
 		factor := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{w.Tensor()},
 			Outputs: []autograd.Output{{Elements: w.Elements, DType: dtype.F32}}})[0]
-		scaled := p.multiply(normed, factor)
+		scaled := p.scale(normed, factor)
 		p.Drop(normed)
 		return p.follow(scaled, p.cast(scaled, x.DType))
 	default:
 		rounded := p.cast(normed, x.DType)
 		p.dropCasts(rounded, normed)
-		return p.multiply(rounded, w.Tensor())
+		return p.scale(rounded, w.Tensor())
 	}
 }
 
@@ -444,7 +444,7 @@ func (p *pass) wideNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	p.dropCasts(x, wide)
 	normed := p.multiply(again, deviations)
 	p.Drop(again)
-	scaled := p.multiply(p.cast(w.Tensor(), dtype.F32), normed)
+	scaled := p.scale(normed, p.cast(w.Tensor(), dtype.F32))
 	p.Drop(normed)
 	return p.follow(scaled, p.cast(scaled, x.DType))
 }

@@ -158,13 +158,20 @@ type Kernels struct {
 	// CastsInside means that linear modules under autocast save their input and weight before the casts, and keep no
 	// cast weight: ZeRO-3 with memory_efficient_linear (zero/linear.py).
 	CastsInside bool
-	// Workspace are the bytes that cuBLAS gets to work in for each product: torch since 2.15. It is 0 where every
-	// handle keeps its own.
-	Workspace int64
+	GPU
 	// NoDropout means that the program has turned dropout off.
 	NoDropout bool
 	// QAT fake-quantizes linear modules, nil for none.
 	QAT *FakeQuantization
+}
+
+// GPU says how much memory kernels work in. It is zero on a CPU.
+type GPU struct {
+	// ProductWorkspace are the bytes that cuBLAS gets for each product: torch since 2.15. It is 0 where every handle
+	// keeps its own.
+	ProductWorkspace int64
+	// Processors are the multiprocessors, and Threads those that each of them runs at a time.
+	Processors, Threads int64
 }
 
 // LossForm says what is made of the logits, and what the outputs of the model hold.

@@ -220,6 +220,18 @@ const (
 	litgptModules       = "litgpt"
 )
 
+// kernelsOf returns what kernels work in.
+func (j *Job) kernelsOf() forward.GPU {
+	if j.OnCPU {
+		return forward.GPU{}
+	}
+	of := forward.GPU{Processors: int64(j.GPU.Processors()), Threads: int64(j.GPU.Threads())}
+	if j.Versions.Torch.AtLeast(2, 15, 0) {
+		of.ProductWorkspace = int64(j.GPU.Workspace())
+	}
+	return of
+}
+
 // OfTransformers reports whether the model consists of transformers' modules.
 func (j *Job) OfTransformers() bool { return j.Modules == "" || j.Modules == transformersModules }
 
@@ -230,9 +242,7 @@ func (j *Job) Settle() {
 	v := j.Versions
 	j.RoutersTogether = !v.Transformers.AtLeast(5, 23, 0)
 	j.AttachesQuantizedInput = !v.BitsAndBytes.AtLeast(0, 43, 2)
-	if j.Workspace = 0; !j.OnCPU && v.Torch.AtLeast(2, 15, 0) {
-		j.Workspace = int64(j.GPU.Workspace())
-	}
+	j.Kernels.GPU = j.kernelsOf()
 	j.CastsInside = j.DeepSpeed != nil && j.DeepSpeed.ZeROStage == 3 && j.DeepSpeed.EfficientLinear
 	j.ChunksHead = j.FusedQKV && j.Adapter != nil
 	j.CompilesLogits = j.Compile && j.OfTransformers()

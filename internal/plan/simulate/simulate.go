@@ -320,7 +320,7 @@ func (s *simulation) workspace() {
 	case s.OnCPU && s.workspaces < 1:
 		allocate(s.host, int64(cpuWorkspace), ledger.MatmulWorkspaces,
 			because("buffers of MKL and oneDNN, from the first product of matrices on"))
-	case s.OnCPU || s.Workspace > 0 || s.workspaces == 2:
+	case s.OnCPU || s.ProductWorkspace > 0 || s.workspaces == 2:
 		return
 	default:
 		allocate(s.gpu, int64(s.GPU.Workspace()), ledger.MatmulWorkspaces,
