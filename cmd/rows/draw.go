@@ -72,6 +72,9 @@ func draw(seed, number uint64) row {
 	default:
 		d.trainer()
 	}
+	if d.size.kind == translator {
+		d.Config["decoder_start_token_id"] = 0 // which configurations have, and the catalog leaves out
+	}
 	if d.size.kind == encoder {
 		d.Config["architectures"] = []string{pick(d.random, "BertForSequenceClassification", "BertForMaskedLM")}
 	}

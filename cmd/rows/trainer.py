@@ -71,14 +71,14 @@ def train(model, samples, loop):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     kind = torch.optim.SGD if loop["optimizer"] == "sgd" else torch.optim.AdamW
-    optimizer = kind(trained, lr=1e-4, **{loop["implementation"]: loop["implementation"] != "for-loop"}
-                     if loop["implementation"] != "for-loop" else {"foreach": False})
+    way = {"foreach": False} if loop["implementation"] == "for-loop" else {loop["implementation"]: True}
+    optimizer = kind(trained, lr=1e-4, **way)
     loader = torch.utils.data.DataLoader(samples, batch_size=loop["batch"])
     for batch in loader:
         batch = {name: tensor.cuda() for name, tensor in batch.items()}
         with torch.autocast("cuda", torch.bfloat16, enabled=loop["autocast"]):
-            loss = model(**batch).loss
-        loss.backward()
+            outputs = model(**batch)
+        outputs.loss.backward()
         if loop["clip"]:
             torch.nn.utils.clip_grad_norm_(trained, loop["clip"])
         optimizer.step()
