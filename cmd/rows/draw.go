@@ -158,7 +158,6 @@ func (d *drawn) dtype(autocast bool) {
 func (d *drawn) tuneWithTRL() {
 	d.say("trl sft")
 	d.dtype(true)
-	d.Config["max_position_embeddings"] = 131072 // TRL cuts at max_length, whatever the model knows
 	d.TRL = document{"per_device_train_batch_size": d.Batch, "bf16": true,
 		"gradient_checkpointing": d.oneOf(2)}
 	if d.oneOf(2) {

@@ -88,7 +88,7 @@ func (c command) record(path string, seed, count uint64, parallel int) {
 	}
 	known := map[string]bool{}
 	for _, line := range done {
-		known[line.Job.hash()] = true
+		known[line.Job.hash()], known[fmt.Sprint(line.Seed, "/", line.Number)] = true, true
 	}
 	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -98,7 +98,7 @@ func (c command) record(path string, seed, count uint64, parallel int) {
 	slots, lock, all := make(chan bool, parallel), sync.Mutex{}, sync.WaitGroup{}
 	for number := range count {
 		r := draw(seed, number)
-		if known[r.hash()] || !c.chosen(r) {
+		if known[r.hash()] || known[fmt.Sprint(seed, "/", number)] || !c.chosen(r) {
 			continue
 		}
 		known[r.hash()] = true

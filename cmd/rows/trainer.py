@@ -56,9 +56,7 @@ def load(given, checkpointing):
     if given.adapter:
         import peft
 
-        if given.quantization:
-            model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=checkpointing)
-        elif checkpointing:
+        if checkpointing:
             model.enable_input_require_grads()
         model = peft.get_peft_model(model, peft.PeftConfig.from_pretrained(given.adapter))
     return model

@@ -25,6 +25,8 @@ type Training struct {
 	MaxGradNorm   float64          `key:"max_grad_norm"` // 0 = off
 	Checkpointing Checkpointing
 
+	LabelSmoothing float64 `key:"label_smoothing_factor"` // 0 = off
+
 	TorchCompile         bool
 	UseLigerKernel       bool `key:"use_liger_kernel"`
 	SyncEachBatch        bool // accelerate reduces gradients after every micro batch

@@ -84,9 +84,13 @@ func (t *Tape) scratch(bytes int64) *storage {
 	if bytes <= 0 {
 		return nil
 	}
-	return t.allocate(bytes, ledger.OperationScratch, func() string {
-		return "what kernels need beside their results: expanded weights, partial sums of attention"
-	})
+	return t.allocate(bytes, ledger.OperationScratch, WhyScratch)
+}
+
+// WhyScratch is the reason for what operations have of memory beside their results.
+func WhyScratch() string {
+	return "what kernels need beside their results: expanded weights, partial sums of attention, and of the gradients of " +
+		"biases and norms (aten/src/ATen/native/cuda/Reduce.cuh, global_memory_size)"
 }
 
 // Workspace is memory that a kernel works in. It is taken when the room for the kernel's result is there, and given back

@@ -41,6 +41,9 @@ const (
 	FusedLoss
 	// InPlaceLoss writes the gradient of the logits over their fp32 copy (Liger's cross entropy).
 	InPlaceLoss
+	// SmoothedLoss is the Trainer's loss of labels that are smoothed, from the logits that the model has returned
+	// (LabelSmoother in transformers/trainer_pt_utils.py).
+	SmoothedLoss
 	// LogProbabilities are those of the tokens of answers, from the logarithms of all
 	// entries in fp32 (get_batch_logps in LLaMA-Factory's train/trainer_utils.py).
 	LogProbabilities

@@ -26,11 +26,6 @@ func whyProduct() string {
 		"TORCH_CUBLAS_WORKSPACE_CACHE)"
 }
 
-func whySums() string {
-	return "partial sums in fp32 of the gradient of a bias or of a norm's weight, which blocks of the GPU leave for each " +
-		"other (aten/src/ATen/native/cuda/Reduce.cuh, global_memory_size)"
-}
-
 // columnSums returns what torch's kernel works in that adds up the rows of a matrix in 16 or 32 bits. Blocks of threads
 // divide the rows until the GPU is full, and each leaves its sums, in fp32, to the last one (setReduceConfig in
 // Reduce.cuh). There are none where one block adds up all rows.
@@ -55,7 +50,7 @@ func (p *pass) columnSums(rows, columns int64) autograd.Workspace {
 	}
 	blocks := max(min(ceilOf(full, grid), ceilOf(values, fewestValues)), ceilOf(values, mostValues))
 	return autograd.Workspace{Bytes: accumulated * columns * blocks * width * vector,
-		Component: ledger.OperationScratch, Why: whySums}
+		Component: ledger.OperationScratch, Why: autograd.WhyScratch}
 }
 
 // powerOf2 returns the largest power of two up to n, which is at least 1.

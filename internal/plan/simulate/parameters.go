@@ -221,6 +221,9 @@ func (m *parameterMaker) adapt() {
 	}
 	add := func(name string, rows, columns int64, trainable bool) *autograd.Parameter {
 		p := &autograd.Parameter{Name: name, Elements: rows * columns, DType: m.AdapterType, Trainable: trainable}
+		if m.CastType != dtype.Invalid { // FSDP casts an adapter's parameters as it does those of the model
+			p.DType, p.Wide = m.CastType, m.AdapterType == dtype.F32
+		}
 		if columns > 1 {
 			p.Rows, p.Hidden = rows, !strings.Contains(name, "embed")
 		}
