@@ -235,7 +235,7 @@ func (c command) play(r row) (ledger.Device, error) {
 		played := ghost.Request{Command: c.program(r, folder), GPU: on, GPUs: max(1, r.GPUs), Nodes: 1, Steps: 2,
 			Patience: patience, Output: &said, HostLimit: hostLimit}
 		if r.TRL != nil {
-			played.Data = &ghost.Data{Tokens: r.Sequence, Columns: []string{}}
+			played.Data = &ghost.Data{Tokens: r.Sequence, Columns: []string{"text"}}
 		}
 		if c.snapshot != "" {
 			played.Keep = func(from io.Reader) error { return keep(from, c.snapshot) }

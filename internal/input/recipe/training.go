@@ -3,6 +3,7 @@ package recipe
 import (
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 
 	"plimsoll/internal/input/recipe/deepspeed"
@@ -34,6 +35,7 @@ type Training struct {
 	OnCPU                bool
 	DataLoader           DataLoader `key:""`
 	DDPBucketMiB         int        `key:"ddp_bucket_cap_mb"`
+	FindsUnused          string     // ddp_find_unused_parameters: true, false or not given
 	Evaluation           Evaluation `key:""`
 	Saving               Saving     `key:""`
 
@@ -153,6 +155,9 @@ func (r *trainingReader) fill(t *Training) {
 			"taken as false")
 	}
 	t.SyncEachBatch = r.Truth("accelerator_config.gradient_accumulation_kwargs.sync_each_batch")
+	if r.Gives("ddp_find_unused_parameters") {
+		t.FindsUnused = strconv.FormatBool(r.Truth("ddp_find_unused_parameters"))
+	}
 	t.OnCPU = r.Truth("use_cpu") || r.Truth("no_cuda")
 	t.DataLoader.PinMemory = t.DataLoader.PinMemory && !t.OnCPU
 	if t.DataLoader.Workers > 0 && t.DataLoader.PrefetchFactor == 0 {

@@ -246,6 +246,10 @@ func (j *Job) Settle() {
 	j.RoutersTogether = !v.Transformers.AtLeast(5, 23, 0)
 	j.AttachesQuantizedInput = !v.BitsAndBytes.AtLeast(0, 43, 2)
 	j.Kernels.GPU = j.kernelsOf()
+	j.FindsUnused = j.SplitsDecay && (j.Adapter != nil || j.Recompute == nil)
+	if j.UnusedGiven != "" {
+		j.FindsUnused = j.UnusedGiven == "true"
+	}
 	j.CastsInside = j.DeepSpeed != nil && j.DeepSpeed.ZeROStage == 3 && j.DeepSpeed.EfficientLinear
 	j.ChunksHead = j.FusedQKV && j.Adapter != nil
 	j.CompilesLogits = j.Compile && j.OfTransformers()

@@ -105,6 +105,9 @@ func (r *resolver) sharding() error {
 	whole := ledger.Bytes(j.Model.Elements() * j.ParameterType.Size())
 	// For an unknown GPU, 80 GiB of memory are assumed.
 	j.SplitsDecay = r.training != nil
+	if t := r.training; t != nil {
+		j.DDPBucketMiB, j.UnusedGiven = t.DDPBucketMiB, t.FindsUnused
+	}
 	j.SyncEachBatch = r.training != nil && r.training.SyncEachBatch
 	j.WrapsTrained = j.Adapter != nil && j.FSDP != nil && (r.training != nil || !j.FSDP.UseOrigParams)
 	// Published runs of Trainers whose DeepSpeed configuration stands elsewhere loaded the model in full.

@@ -196,6 +196,9 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 			}
 			result = s.passes(options)
 			options.HasLogits() // for passes without logits, which do not call it
+			if d, is := s.engine.(*ddp); is {
+				d.clones(result.Logits).free()
+			}
 			if s.HoldsOutputs {
 				s.held = result
 			} else {
