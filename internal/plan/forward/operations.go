@@ -144,11 +144,23 @@ func (p *pass) softmax(x *autograd.Tensor, result dtype.Type) *autograd.Tensor {
 	}
 	if x.DType == dtype.BF16 && result == dtype.F32 { // one kernel does both for fp16 only
 		wide := p.cast(x, result)
-		y := p.normalized(wide, result)
+		y := p.softened(wide, result)
 		p.Drop(wide)
 		return y
 	}
-	return p.normalized(x, result)
+	return p.softened(x, result)
+}
+
+// softened runs the kernel of a softmax. On a GPU its backward pass holds the product of the gradient and the result
+// (softmax_backward_cuda_out in aten/src/ATen/native/cuda/SoftMax.cu).
+func (p *pass) softened(x *autograd.Tensor, result dtype.Type) *autograd.Tensor {
+	if p.Processors == 0 || p.SavesSoftmaxInput {
+		return p.normalized(x, result)
+	}
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: result, Saved: true}},
+		GradientWorkspaces: []autograd.Workspace{{Bytes: x.Elements * result.Size(), Component: ledger.OperationScratch,
+			Why: autograd.WhyScratch}}})[0]
 }
 
 // normalized runs a softmax or a log-softmax.
