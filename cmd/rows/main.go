@@ -43,12 +43,12 @@ func main() {
 	case *seed > 0:
 		c.record(*recorded, *seed, *count, *parallel)
 	default:
-		c.table(*write)
+		c.table(*write, *recorded)
 	}
 }
 
 // table plans the chosen jobs in both ways.
-func (c command) table(path string) {
+func (c command) table(path, drawn string) {
 	var done []compared
 	for _, r := range rows() {
 		if c.chosen(r) {
@@ -58,7 +58,12 @@ func (c command) table(path string) {
 		}
 	}
 	if path != "" {
-		if err := os.WriteFile(path, []byte(page(done)), 0o644); err != nil {
+		list, err := readRecorded(drawn)
+		if err != nil {
+			log.Fatal(err)
+		}
+		c.chosen = func(row) bool { return true }
+		if err := os.WriteFile(path, []byte(page(done, c.outcomes(list))), 0o644); err != nil {
 			log.Fatal(err)
 		}
 	}

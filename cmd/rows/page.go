@@ -14,8 +14,11 @@ var head string
 //go:embed foot.md
 var foot string
 
+// drawnPlace is where foot has the tables of drawn jobs.
+const drawnPlace = "DRAWN\n"
+
 // page writes the table for the docs.
-func page(done []compared) string {
+func page(done []compared, drawn []outcome) string {
 	var b strings.Builder
 	b.WriteString(head)
 	var differences [2][]float64
@@ -35,7 +38,7 @@ func page(done []compared) string {
 	fmt.Fprintf(&b, "\nOf %d jobs, allocated bytes are within 2 %% for %d, and reserved bytes for %d; half are within "+
 		"%.1f %% and %.1f %%.\n", len(done), within(differences[allocated], 2), within(differences[reserved], 2),
 		median(differences[allocated]), median(differences[reserved]))
-	b.WriteString(foot)
+	b.WriteString(strings.Replace(foot, drawnPlace, drawnPage(drawn), 1))
 	return b.String()
 }
 

@@ -29,7 +29,9 @@ type recorded struct {
 type scored struct {
 	Commit string  `json:"commit"`
 	Hand   figures `json:"hand,omitempty"`
-	Failed string  `json:"failed,omitempty"`
+	// Intervals are those of the peaks, by level.
+	Intervals [2]bounds `json:"intervals"`
+	Failed    string    `json:"failed,omitempty"`
 }
 
 // hash names a job by all that it is.

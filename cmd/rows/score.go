@@ -21,9 +21,12 @@ type outcome struct {
 	recorded
 	hand figures
 	// intervals are those of the peaks, by level.
-	intervals [2]ledger.Interval
+	intervals [2]bounds
 	refused   error
 }
+
+// bounds are the lower and the upper end of an interval.
+type bounds [2]ledger.Bytes
 
 // outcomes plans recorded jobs by hand. Jobs whose programs failed have no outcome.
 func (c command) outcomes(list []recorded) (done []outcome) {
@@ -42,15 +45,15 @@ func (c command) outcomes(list []recorded) (done []outcome) {
 }
 
 // intervalsOf returns the intervals of the peaks of the training loop.
-func intervalsOf(p *plan.Plan, hand figures) [2]ledger.Interval {
+func intervalsOf(p *plan.Plan, hand figures) [2]bounds {
 	var phases []ledger.Phase
 	for _, phase := range p.Devices[0].Phases {
 		if slices.Contains(loop, phase.Name) {
 			phases = append(phases, phase)
 		}
 	}
-	return [2]ledger.Interval{allocated: p.Spread.Allocated(phases),
-		reserved: p.Spread.Reserved(ledger.GPU, hand.peak(reserved), phases)}
+	a, r := p.Spread.Allocated(phases), p.Spread.Reserved(ledger.GPU, hand.peak(reserved), phases)
+	return [2]bounds{allocated: {a.Lower, a.Upper}, reserved: {r.Lower, r.Upper}}
 }
 
 // errorOf returns by how much the planner's peak is more than the program's, in percent.
@@ -58,8 +61,8 @@ func (o outcome) errorOf(level int) float64 { return apart(o.hand.peak(level), o
 
 // inside reports whether the interval has what the program held.
 func (o outcome) inside(level int) bool {
-	i := o.intervals[level]
-	return i.Lower <= o.Program.peak(level) && o.Program.peak(level) <= i.Upper
+	between, held := o.intervals[level], o.Program.peak(level)
+	return between[0] <= held && held <= between[1]
 }
 
 // score prints how far the planner is from recorded programs. Given a commit, it keeps the figures of jobs that were
@@ -101,10 +104,12 @@ func (c command) keepUnseen(path, commit string, list []recorded) {
 	encoder := json.NewEncoder(&text)
 	for i := range list {
 		if list[i].Unseen == nil && list[i].Program != nil {
-			hand, _, err := c.byHand(list[i].Job)
+			hand, p, err := c.byHand(list[i].Job)
 			list[i].Unseen = &scored{Commit: commit, Hand: hand}
 			if err != nil {
 				list[i].Unseen.Failed = err.Error()
+			} else {
+				list[i].Unseen.Intervals = intervalsOf(p, hand)
 			}
 		}
 		if err := encoder.Encode(list[i]); err != nil {
@@ -171,15 +176,6 @@ func writeDistribution(to io.Writer, done []outcome) {
 	}
 	_ = table.Flush()
 	for level, name := range levels {
-		inside, planned := 0, 0
-		for _, o := range done {
-			if o.refused == nil {
-				planned++
-				if o.inside(level) {
-					inside++
-				}
-			}
-		}
-		fmt.Fprintf(to, "%s: %d of %d peaks are inside their intervals\n", name, inside, planned)
+		fmt.Fprintf(to, "%s: %d peaks are inside their intervals\n", name, insideOf(done, level))
 	}
 }

@@ -238,10 +238,6 @@ func (r *trainingReader) conflicts() error {
 			`set "dataloader_num_workers" to 1 or more, or remove the key`},
 		{workers == 0 && r.Truth("dataloader_persistent_workers"), "dataloader_persistent_workers",
 			"is true, but there are no workers", `set "dataloader_num_workers" to 1 or more, or remove the key`},
-		{r.Truth("use_liger_kernel") && r.Number("label_smoothing_factor") > 0, "label_smoothing_factor",
-			"is above 0 beside use_liger_kernel: the loss then needs all logits, which is not planned with " +
-				"Liger's kernels",
-			"set one of the two to its default"},
 		{r.Truth("use_liger_kernel") && r.Gives("liger_kernel_config") && !r.Find("liger_kernel_config").IsEmpty(),
 			"liger_kernel_config", "chooses among Liger's kernels, which is not planned yet", "remove the key"},
 		{strings.Contains(r.Word("mp_parameters"), ":"), "mp_parameters",

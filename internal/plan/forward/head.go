@@ -392,6 +392,12 @@ func (p *pass) fusedLoss(h *model.Head, x *autograd.Tensor) *autograd.Tensor {
 		Scratch: chunk * h.Outputs * (compute.Size() + 4), Replaces: true,
 	}
 	o.Inputs = append(o.Inputs, w.Tensor())
+	if w.DType != compute { // autocast casts the weight for each chunk, beside the last chunk's gradient of it
+		o.Scratch += w.Elements * compute.Size()
+		if w.Trainable {
+			o.Scratch += w.Elements * compute.Size()
+		}
+	}
 	if w.Trainable {
 		o.Outputs = append(o.Outputs, autograd.Output{Elements: w.Elements, DType: w.DType, Saved: true})
 	}

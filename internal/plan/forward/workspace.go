@@ -11,13 +11,17 @@ import (
 // CublasHandlePool.cpp).
 const addedWorkspace = 1 << 20
 
-// works gives a product what its kernels work in. Columns are those of the result. The third input is a bias.
+// works gives a product what its kernels work in. Columns are those of the result if a third input
+// may be a bias, else 0.
 func (p *pass) works(o *autograd.Operation, columns int64) {
 	product := autograd.Workspace{Bytes: p.ProductWorkspace, Component: ledger.MatmulWorkspaces, Why: whyProduct}
-	o.Workspace, o.GradientWorkspaces = product, []autograd.Workspace{product, product}
-	if len(o.Inputs) > 2 {
+	o.Workspace, o.GradientWorkspaces = product, make([]autograd.Workspace, len(o.Inputs))
+	for i := range o.GradientWorkspaces {
+		o.GradientWorkspaces[i] = product
+	}
+	if columns > 0 && len(o.Inputs) > 2 {
 		o.Workspace.Bytes = min(addedWorkspace, p.ProductWorkspace)
-		o.GradientWorkspaces = append(o.GradientWorkspaces, p.columnSums(o.Outputs[0].Elements/columns, columns))
+		o.GradientWorkspaces[2] = p.columnSums(o.Outputs[0].Elements/columns, columns)
 	}
 }
 
