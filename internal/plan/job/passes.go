@@ -245,7 +245,6 @@ func (j *Job) Settle() {
 	v := j.Versions
 	j.RoutersTogether = !v.Transformers.AtLeast(5, 23, 0)
 	j.AttachesQuantizedInput = !v.BitsAndBytes.AtLeast(0, 43, 2)
-	j.Kernels.GPU = j.kernelsOf()
 	j.FindsUnused = j.SplitsDecay && (j.Adapter != nil || j.Recompute == nil)
 	if j.UnusedGiven != "" {
 		j.FindsUnused = j.UnusedGiven == "true"
