@@ -7,8 +7,25 @@ import (
 	"strings"
 )
 
-// missed are drawn jobs whose peaks are further apart than closeEnough allows, each with the reason.
-var missed = map[string]string{}
+// missed are drawn jobs whose peaks are further apart than closeEnough allows, each with the reason if its history of
+// memory has shown one. Where nobody has looked, it says what differs and no reason.
+var missed = map[string]string{
+	"1/1":  "a checkpoint frees a saved tensor when one gradient has used it, and the model when all have",
+	"1/2":  unexplained + "reserved",
+	"1/5":  unexplained + "the backward pass of scores in fp16 under a reentrant checkpoint",
+	"1/30": unexplained + "gradients of a mixture under FSDP2 with micro batches",
+	"1/38": unexplained + "reserved",
+	"1/41": unexplained + "allocated in the steady forward pass",
+	"1/47": "DeepSpeed in fp32 over weights in bf16 reduces a copy in fp32 and builds a gradient partition, which the " +
+		"model does not have",
+	"1/51": unexplained + "reserved",
+	"1/59": unexplained + "all phases; the interval does not have it",
+	"1/68": unexplained + "reserved",
+	"1/69": unexplained + "reserved",
+}
+
+// unexplained begins what is said of a miss whose mechanism is not known.
+const unexplained = "not explained: "
 
 // closeEnough is how far apart the peaks of a drawn job may be, by level, in percent, unless the job is missed.
 var closeEnough = [2]float64{allocated: 2, reserved: 5}
