@@ -247,7 +247,8 @@ func (c command) play(r row) (ledger.Device, error) {
 		return ledger.Device{}, err
 	}
 	if record.End.Kind != "enough" || record.Steps < 2 {
-		return ledger.Device{}, fmt.Errorf("it ended after %d steps: %s %s", record.Steps, record.End.Type, record.End.Message)
+		return ledger.Device{}, fmt.Errorf("it ended after %d steps: %s %s", record.Steps, record.End.Type,
+			record.End.Message)
 	}
 	return record.GPU, nil
 }

@@ -1,4 +1,4 @@
-"""Trains a model under transformers' Trainer or in a loop of its own: a model's folder, its settings, perhaps an adapter.
+"""Trains a model under transformers' Trainer or in a loop of its own: a model, settings, perhaps an adapter.
 
 The numbers of tokens and images are made up. Everything else is as programs have it that call the Trainer.
 """

@@ -119,7 +119,8 @@ func (c trial) plan(t *testing.T, torch, transformers string) *Plan {
 	return p
 }
 
-// unheld has a job that is compared with a script: the script holds no outputs, and what kernels work in is not measured.
+// unheld makes a job that is compared with a script: the script holds no outputs, and what kernels work in is not
+// measured.
 func unheld(j *job.Job) {
 	j.HoldsOutputs = false
 	j.Settle()

@@ -317,7 +317,8 @@ func (s *simulation) trainedBytes() int64 {
 const cpuWorkspace = 64 * ledger.MiB
 
 // workspace allocates the workspace of matmuls. cuBLAS takes one from torch's
-// allocator for every thread, and the backward pass has a thread of its own. Since torch 2.15 each product takes its own.
+// allocator for every thread, and the backward pass has a thread of its own. Since torch 2.15 each product takes its
+// own.
 func (s *simulation) workspace() {
 	switch {
 	case s.OnCPU && s.workspaces < 1:
