@@ -16,8 +16,8 @@ var missed = map[string]string{
 	"1/30": unexplained + "gradients of a mixture under FSDP2 with micro batches",
 	"1/38": unexplained + "reserved",
 	"1/41": unexplained + "allocated in the steady forward pass",
-	"1/47": "DeepSpeed in fp32 over weights in bf16 reduces a copy in fp32 and builds a gradient partition, which the " +
-		"model does not have",
+	"1/47": "DeepSpeed in fp32 over weights in bf16 reduces a copy in fp32 and builds a gradient partition, which " +
+		"the model does not have",
 	"1/51": unexplained + "reserved",
 	"1/59": unexplained + "all phases; the interval does not have it",
 	"1/68": unexplained + "reserved",
@@ -68,8 +68,8 @@ func drawnPage(done []outcome) string {
 		writePeaks(&b, "as first seen, by "+commit, first)
 	}
 	writePeaks(&b, "now", done)
-	b.WriteString("\nBy phase, now, in percent:\n\n| phase | allocated: median | 90th percentile | reserved: median | " +
-		"90th percentile |\n| --- | ---: | ---: | ---: | ---: |\n")
+	b.WriteString("\nBy phase, now, in percent:\n\n| phase | allocated: median | 90th percentile | reserved: median " +
+		"| 90th percentile |\n| --- | ---: | ---: | ---: | ---: |\n")
 	_, of := distributions(done)
 	for _, phase := range phases() {
 		a, r := of["allocated, "+phase], of["reserved, "+phase]

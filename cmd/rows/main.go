@@ -27,10 +27,10 @@ func main() {
 	count := flag.Uint64("count", 100, "the jobs to draw")
 	parallel := flag.Int("parallel", 2, "programs that run at a time")
 	show := flag.Bool("show", false, "show the drawn jobs, and run none")
-	detail := flag.Bool("detail", false, "plan recorded jobs again in both ways, and show their components")
+	detail := flag.Bool("detail", false, "show the components of recorded jobs, by both plans")
 	flag.StringVar(&c.snapshot, "snapshot", "", "with -detail, keep the history of the GPU's memory in a `file`")
 	score := flag.Bool("score", false, "hold the planner to what was recorded")
-	unseen := flag.String("unseen", "", "with -score, keep figures of jobs that had none, as those of a `commit`")
+	unseen := flag.String("unseen", "", "with -score, keep first figures as those of a `commit`")
 	flag.Parse()
 	c.chosen = func(r row) bool { return *only == "" || strings.Contains(r.Name+" "+r.Model, *only) }
 	switch {

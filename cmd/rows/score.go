@@ -171,8 +171,8 @@ func writeDistribution(to io.Writer, done []outcome) {
 	names, of := distributions(done)
 	for _, name := range names {
 		d := of[name]
-		fmt.Fprintf(table, "%s\t%d\t%d\t%.2f %%\t%.2f %%\t%.1f %%\t\n", name, len(d), within(d, 2), d.at(0.5), d.at(0.9),
-			d.at(1))
+		fmt.Fprintf(table, "%s\t%d\t%d\t%.2f %%\t%.2f %%\t%.1f %%\t\n", name, len(d), within(d, 2), d.at(0.5),
+			d.at(0.9), d.at(1))
 	}
 	_ = table.Flush()
 	for level, name := range levels {

@@ -89,8 +89,8 @@ func (t *Tape) scratch(bytes int64) *storage {
 
 // WhyScratch is the reason for what operations have of memory beside their results.
 func WhyScratch() string {
-	return "what kernels need beside their results: expanded weights, partial sums of attention, and of the gradients " +
-		"of biases and norms (aten/src/ATen/native/cuda/Reduce.cuh, global_memory_size)"
+	return "what kernels need beside their results: expanded weights, partial sums of attention, and of the " +
+		"gradients of biases and norms (aten/src/ATen/native/cuda/Reduce.cuh, global_memory_size)"
 }
 
 // Workspace is memory that a kernel works in. It is taken when the room for the kernel's result is there, and given

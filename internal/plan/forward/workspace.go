@@ -26,8 +26,8 @@ func (p *pass) works(o *autograd.Operation, columns int64) {
 }
 
 func whyProduct() string {
-	return "what cuBLAS works in, which torch takes for each product and gives back since 2.15 (CublasHandlePool.cpp, " +
-		"TORCH_CUBLAS_WORKSPACE_CACHE)"
+	return "what cuBLAS works in, which torch takes for each product and gives back since 2.15 " +
+		"(CublasHandlePool.cpp, TORCH_CUBLAS_WORKSPACE_CACHE)"
 }
 
 // columnSums returns what torch's kernel works in that adds up the rows of a matrix in 16 or 32 bits. Blocks of threads
