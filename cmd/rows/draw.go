@@ -10,9 +10,8 @@ import (
 type drawn struct {
 	random *rand.Rand
 	row
-	size    size
-	words   []string // of the name
-	adapted bool
+	size  size
+	words []string // of the name
 }
 
 // size is a model that jobs are drawn of: its name in the catalog, and what of it may vary.

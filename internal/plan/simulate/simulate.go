@@ -303,15 +303,6 @@ func (s *simulation) storedBytes() int64 {
 	return sum
 }
 
-// trainedBytes returns the size of the trainable parameters.
-func (s *simulation) trainedBytes() int64 {
-	var sum int64
-	for _, p := range s.trained {
-		sum += p.Elements * p.DType.Size()
-	}
-	return sum
-}
-
 // cpuWorkspace is the memory that MKL and oneDNN hold after their first matmul,
 // measured with torch 2.15 on two cores.
 const cpuWorkspace = 64 * ledger.MiB
