@@ -335,8 +335,14 @@ accuracy: ## Hold plans against public measurements, and write docs/accuracy.md 
 	$(GO) -C cmd/accuracy run . -megatron $$shared/megatron-golden-dev.jsonl
 
 .PHONY: ghost-rows
-ghost-rows: build python ## Plan jobs by the planner's own model and by their programs, and write docs/rows.md (20 minutes)
+ghost-rows: python ## Plan jobs by the planner's own model and by their programs, and write docs/rows.md (20 minutes)
 	$(GO) run ./cmd/rows -python $(PYTHON_ENVIRONMENT)/bin/python -write docs/rows.md
+
+SEED ?= 1
+DRAWN_PYTHON ?= $(PYTHON_ENVIRONMENT)/bin/python
+.PHONY: ghost-draw
+ghost-draw: ## Draw 100 jobs by SEED and record what their programs hold (needs TRL, bitsandbytes and Liger in DRAWN_PYTHON)
+	$(GO) run ./cmd/rows -python $(DRAWN_PYTHON) -seed $(SEED)
 
 .PHONY: origins
 origins: python ## Look the sources of components up in all releases that they are named for (downloads 2 GB from PyPI)

@@ -43,7 +43,6 @@ var fieldsWithoutMemory = map[string]string{
 	"TrainerOptimizer.LR TrainerOptimizer.Beta1 TrainerOptimizer.Beta2": "numbers in the step",
 	"TrainerOptimizer.Epsilon TrainerOptimizer.WeightDecay":             "numbers in the step",
 
-	"Training.DDPBucketMiB":                "buckets are as large as all gradients, however many there are",
 	"Training.GroupByLength Training.TF32": "the longest batch counts; the same tensors",
 
 	"ZenFlow.UpdateInterval": "when the host steps, not what it holds",

@@ -14,25 +14,31 @@ var head string
 //go:embed foot.md
 var foot string
 
+// drawnPlace is where foot has the tables of drawn jobs.
+const drawnPlace = "DRAWN\n"
+
 // page writes the table for the docs.
-func page(done []compared) string {
+func page(done []compared, drawn []outcome) string {
 	var b strings.Builder
 	b.WriteString(head)
-	var allocated, reserved []float64
+	var differences [2][]float64
 	for _, c := range done {
 		if c.failed != "" {
-			fmt.Fprintf(&b, "| %s | %s | %s | | | | | |\n", c.name, c.model, c.failed)
+			fmt.Fprintf(&b, "| %s | %s | %s | | | | | |\n", c.Name, c.Model, c.failed)
 			continue
 		}
-		a, r := apart(c.hand.allocated, c.program.allocated), apart(c.hand.reserved, c.program.reserved)
-		allocated, reserved = append(allocated, math.Abs(a)), append(reserved, math.Abs(r))
-		fmt.Fprintf(&b, "| %s | %s | %v | %v | %+.1f %% | %v | %v | %+.1f %% |\n", c.name, c.model, c.hand.allocated,
-			c.program.allocated, a, c.hand.reserved, c.program.reserved, r)
+		fmt.Fprintf(&b, "| %s | %s |", c.Name, c.Model)
+		for level := range levels {
+			hand, program := c.hand.peak(level), c.program.peak(level)
+			differences[level] = append(differences[level], math.Abs(apart(hand, program)))
+			fmt.Fprintf(&b, " %v | %v | %+.1f %% |", hand, program, apart(hand, program))
+		}
+		b.WriteString("\n")
 	}
 	fmt.Fprintf(&b, "\nOf %d jobs, allocated bytes are within 2 %% for %d, and reserved bytes for %d; half are within "+
-		"%.1f %% and %.1f %%.\n", len(done), within(allocated, 2), within(reserved, 2), median(allocated),
-		median(reserved))
-	b.WriteString(foot)
+		"%.1f %% and %.1f %%.\n", len(done), within(differences[allocated], 2), within(differences[reserved], 2),
+		median(differences[allocated]), median(differences[reserved]))
+	b.WriteString(strings.Replace(foot, drawnPlace, drawnPage(drawn), 1))
 	return b.String()
 }
 

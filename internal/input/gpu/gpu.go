@@ -76,6 +76,18 @@ func (m Model) Processors() int {
 	return processors["H100-80GB"]
 }
 
+// Threads returns how many threads a multiprocessor runs at a time (CUDA's programming guide, technical
+// specifications by compute capability). Of a model that is not known they are those of an H100.
+func (m Model) Threads() int {
+	switch c := m.Capability; {
+	case c == 86, c == 89, c >= 120:
+		return 1536
+	case c == 75:
+		return 1024
+	}
+	return 2048
+}
+
 // Alike returns the model with known rates whose memory is nearest to that of a model, of its own generation if there
 // is one. Rates that are only announced do not count.
 func Alike(m Model) Model {

@@ -3,6 +3,7 @@ package recipe
 import (
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 
 	"plimsoll/internal/input/recipe/deepspeed"
@@ -25,6 +26,8 @@ type Training struct {
 	MaxGradNorm   float64          `key:"max_grad_norm"` // 0 = off
 	Checkpointing Checkpointing
 
+	LabelSmoothing float64 `key:"label_smoothing_factor"` // 0 = off
+
 	TorchCompile         bool
 	UseLigerKernel       bool `key:"use_liger_kernel"`
 	SyncEachBatch        bool // accelerate reduces gradients after every micro batch
@@ -32,6 +35,7 @@ type Training struct {
 	OnCPU                bool
 	DataLoader           DataLoader `key:""`
 	DDPBucketMiB         int        `key:"ddp_bucket_cap_mb"`
+	FindsUnused          string     // ddp_find_unused_parameters: true, false or not given
 	Evaluation           Evaluation `key:""`
 	Saving               Saving     `key:""`
 
@@ -151,6 +155,9 @@ func (r *trainingReader) fill(t *Training) {
 			"taken as false")
 	}
 	t.SyncEachBatch = r.Truth("accelerator_config.gradient_accumulation_kwargs.sync_each_batch")
+	if r.Gives("ddp_find_unused_parameters") {
+		t.FindsUnused = strconv.FormatBool(r.Truth("ddp_find_unused_parameters"))
+	}
 	t.OnCPU = r.Truth("use_cpu") || r.Truth("no_cuda")
 	t.DataLoader.PinMemory = t.DataLoader.PinMemory && !t.OnCPU
 	if t.DataLoader.Workers > 0 && t.DataLoader.PrefetchFactor == 0 {
@@ -231,10 +238,6 @@ func (r *trainingReader) conflicts() error {
 			`set "dataloader_num_workers" to 1 or more, or remove the key`},
 		{workers == 0 && r.Truth("dataloader_persistent_workers"), "dataloader_persistent_workers",
 			"is true, but there are no workers", `set "dataloader_num_workers" to 1 or more, or remove the key`},
-		{r.Truth("use_liger_kernel") && r.Number("label_smoothing_factor") > 0, "label_smoothing_factor",
-			"is above 0 beside use_liger_kernel: the loss then needs all logits, which is not planned with " +
-				"Liger's kernels",
-			"set one of the two to its default"},
 		{r.Truth("use_liger_kernel") && r.Gives("liger_kernel_config") && !r.Find("liger_kernel_config").IsEmpty(),
 			"liger_kernel_config", "chooses among Liger's kernels, which is not planned yet", "remove the key"},
 		{strings.Contains(r.Word("mp_parameters"), ":"), "mp_parameters",

@@ -36,6 +36,7 @@ var trainingKeys = strict.Merge(
 		"per_device_train_batch_size": rule.Size.Default(8),
 		"per_device_eval_batch_size":  rule.Size.Default(8),
 		deepspeed.AccumulationKey:     rule.Size.Default(1),
+		"label_smoothing_factor":      rule.Amount.OrNull().Default(0.),
 		"max_grad_norm":               rule.Amount.OrNull().Default(1.),
 		"ddp_bucket_cap_mb":           rule.Size.OrNull().Default(25), // PyTorch's default
 		"dataloader_num_workers":      rule.Count,
@@ -90,7 +91,7 @@ var otherTrainingKeys = strict.Merge(
 	rule.Boolean.OrNull().For(`disable_tqdm greater_is_better hub_private_repo ddp_broadcast_buffers
 		ddp_find_unused_parameters ddp_static_graph`),
 	rule.Number.OrNull().For(`num_train_epochs max_steps seed data_seed local_rank ddp_timeout eval_delay
-		label_smoothing_factor neftune_noise_alpha save_total_limit`),
+		neftune_noise_alpha save_total_limit`),
 	rule.Text.OrNull().For(`output_dir run_name project trackio_space_id trackio_bucket_id hub_token hub_model_id
 		hub_revision log_level log_level_replica metric_for_best_model resume_from_checkpoint length_column_name
 		ddp_backend`),

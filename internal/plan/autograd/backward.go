@@ -83,6 +83,7 @@ func (t *Tape) differentiate(n node, incoming, made []*storage) {
 		} else {
 			made[i] = t.allocateGradient(e.to.bytes)
 			made[i].viewed = n.product
+			t.work(e.workspace)
 		}
 	}
 	t.release(scratch)

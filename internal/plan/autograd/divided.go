@@ -228,6 +228,7 @@ func (d *Divided) runs(n *node, incoming []*storage, wanted func(edge) bool) {
 		default:
 			made[i] = t.allocateGradient(e.to.bytes)
 			made[i].viewed = n.product
+			t.work(e.workspace)
 		}
 	}
 	t.release(scratch)

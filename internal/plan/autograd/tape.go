@@ -84,9 +84,28 @@ func (t *Tape) scratch(bytes int64) *storage {
 	if bytes <= 0 {
 		return nil
 	}
-	return t.allocate(bytes, ledger.OperationScratch, func() string {
-		return "what kernels need beside their results: expanded weights, partial sums of attention"
-	})
+	return t.allocate(bytes, ledger.OperationScratch, WhyScratch)
+}
+
+// WhyScratch is the reason for what operations have of memory beside their results.
+func WhyScratch() string {
+	return "what kernels need beside their results: expanded weights, partial sums of attention, and of the " +
+		"gradients of biases and norms (aten/src/ATen/native/cuda/Reduce.cuh, global_memory_size)"
+}
+
+// Workspace is memory that a kernel works in. It is taken when the room for the kernel's result is there, and given
+// back at once.
+type Workspace struct {
+	Bytes     int64
+	Component ledger.Component
+	Why       func() string
+}
+
+// work allocates what a kernel works in, and frees it.
+func (t *Tape) work(in Workspace) {
+	if in.Bytes > 0 {
+		t.release(t.allocate(in.Bytes, in.Component, in.Why))
+	}
 }
 
 func (t *Tape) release(s *storage) {
@@ -203,8 +222,9 @@ type node struct {
 // edge is an input that needs a gradient. A shared gradient is the incoming
 // gradient or a view of it.
 type edge struct {
-	to     *gradient
-	shared bool
+	to        *gradient
+	shared    bool
+	workspace Workspace
 }
 
 func (t *Tape) edge(input *Tensor, shared bool) edge {
@@ -212,7 +232,7 @@ func (t *Tape) edge(input *Tensor, shared bool) edge {
 		t.uses[leaf]++
 		leaf.tape = t
 	}
-	return edge{input.gradient, shared}
+	return edge{to: input.gradient, shared: shared}
 }
 
 // Output is a result of an operation.
@@ -239,6 +259,10 @@ type Operation struct {
 	Outputs  []Output
 	// Scratch and BackwardScratch are the bytes of temporaries in the kernels.
 	Scratch, BackwardScratch int64
+	// Workspace is what the kernel works in that makes the result, and GradientWorkspaces what those do that make the
+	// gradients of the inputs.
+	Workspace          Workspace
+	GradientWorkspaces []Workspace
 	// Product means that the operation is a matmul. The gradients of its inputs
 	// are views.
 	Product bool
@@ -272,6 +296,9 @@ func (t *Tape) Do(o Operation) []*Tensor {
 		results[i] = r
 		t.locals = append(t.locals, r)
 	}
+	if cached == nil {
+		t.work(o.Workspace)
+	}
 	t.release(scratch)
 	t.replay.keep(kept, o, results)
 	if !t.recording {
@@ -284,7 +311,11 @@ func (t *Tape) Do(o Operation) []*Tensor {
 			if n.inputs == nil {
 				n.inputs = make([]edge, 0, len(o.Inputs)-i)
 			}
-			n.inputs = append(n.inputs, t.edge(in, i < len(o.Shared) && o.Shared[i]))
+			e := t.edge(in, i < len(o.Shared) && o.Shared[i])
+			if i < len(o.GradientWorkspaces) {
+				e.workspace = o.GradientWorkspaces[i]
+			}
+			n.inputs = append(n.inputs, e)
 		}
 	}
 	if len(n.inputs) == 0 {

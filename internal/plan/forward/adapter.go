@@ -192,6 +192,7 @@ func (p *pass) matrix(weight, bias, x *autograd.Tensor, in, out int64) *autograd
 	if bias != nil {
 		o.Inputs = append(o.Inputs, bias)
 	}
+	p.works(&o, out)
 	y := p.Do(o)[0]
 	p.dropCasts(x, input, weight, w)
 	return y

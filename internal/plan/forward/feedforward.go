@@ -431,6 +431,9 @@ func (p *pass) grouped(weights []*autograd.Parameter, x *autograd.Tensor, in, ou
 	if o.Inputs[1].NeedsGradient() {
 		o.Saved = append(o.Saved, input)
 	}
+	if weights[0].Matrices == 0 { // grouped_mm is no product of cuBLAS
+		p.works(&o, 0)
+	}
 	y := p.Do(o)[0]
 	p.dropCasts(x, input)
 	return y

@@ -78,6 +78,9 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	if p.LossTwice {
 		return p.secondLoss(logits)
 	}
+	if p.Loss == SmoothedLoss {
+		return p.smoothedLoss(logits)
+	}
 	if h.Spans { // copied apart; the two losses are computed like one
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
 	}
@@ -108,6 +111,27 @@ func (p *pass) secondLoss(logits *autograd.Tensor) Result {
 	})
 	p.Drop(first)
 	p.HasLogits()
+	return Result{Loss: loss, Logits: logits}
+}
+
+// smoothedLoss computes the loss of labels that are smoothed. accelerate has cast the logits, which the outputs of the
+// model hold. Of a decoder all but the last are copied. The mean over the vocabulary and the label's own logarithm each
+// have a gradient of full size.
+func (p *pass) smoothedLoss(logits *autograd.Tensor) Result {
+	if p.Autocast != dtype.Invalid {
+		logits = p.follow(logits, p.cast(logits, dtype.F32))
+	}
+	p.HasLogits()
+	loss := p.Scope(func() *autograd.Tensor {
+		x := logits
+		if !p.network.Head.NarrowLoss {
+			x = p.unary(x, x.DType, saveNothing)
+		}
+		logarithms := p.normalized(x, x.DType)
+		negative := p.unary(logarithms, x.DType, saveNothing)
+		return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{negative}, BackwardScratch: negative.Bytes(),
+			Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
+	})
 	return Result{Loss: loss, Logits: logits}
 }
 
@@ -368,6 +392,12 @@ func (p *pass) fusedLoss(h *model.Head, x *autograd.Tensor) *autograd.Tensor {
 		Scratch: chunk * h.Outputs * (compute.Size() + 4), Replaces: true,
 	}
 	o.Inputs = append(o.Inputs, w.Tensor())
+	if w.DType != compute { // autocast casts the weight for each chunk, beside the last chunk's gradient of it
+		o.Scratch += w.Elements * compute.Size()
+		if w.Trainable {
+			o.Scratch += w.Elements * compute.Size()
+		}
+	}
 	if w.Trainable {
 		o.Outputs = append(o.Outputs, autograd.Output{Elements: w.Elements, DType: w.DType, Saved: true})
 	}

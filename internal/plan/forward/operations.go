@@ -58,8 +58,20 @@ func (p *pass) add(a, b *autograd.Tensor) *autograd.Tensor {
 // multiply multiplies elementwise. It saves each factor for the gradient of the
 // other.
 func (p *pass) multiply(a, b *autograd.Tensor) *autograd.Tensor {
+	return p.Do(p.products(a, b))[0]
+}
+
+// scale multiplies every row of x by a weight.
+func (p *pass) scale(x, weight *autograd.Tensor) *autograd.Tensor {
+	o := p.products(x, weight)
+	o.GradientWorkspaces = []autograd.Workspace{{}, p.columnSums(x.Elements/weight.Elements, weight.Elements)}
+	return p.Do(o)[0]
+}
+
+func (p *pass) products(a, b *autograd.Tensor) autograd.Operation {
 	n, result := max(a.Elements, b.Elements), promoted(a.DType, b.DType)
 	o := p.factors(a, b, n, result)
+	o.Workspace, o.GradientWorkspaces = autograd.Workspace{}, nil
 	// Every gradient is a product of all elements first. The engine then adds up what was broadcast, and converts what
 	// was promoted (validate_outputs in torch/csrc/autograd/engine.cpp).
 	for _, x := range o.Inputs {
@@ -67,7 +79,7 @@ func (p *pass) multiply(a, b *autograd.Tensor) *autograd.Tensor {
 			o.BackwardScratch += n * result.Size()
 		}
 	}
-	return p.Do(o)[0]
+	return o
 }
 
 // matmul multiplies two matrices, under autocast in autocast's type.
@@ -104,6 +116,7 @@ func (p *pass) factors(a, b *autograd.Tensor, elements int64, result dtype.Type)
 	if b.NeedsGradient() {
 		o.Saved = append(o.Saved, a)
 	}
+	p.works(&o, 0)
 	return o
 }
 
@@ -131,11 +144,23 @@ func (p *pass) softmax(x *autograd.Tensor, result dtype.Type) *autograd.Tensor {
 	}
 	if x.DType == dtype.BF16 && result == dtype.F32 { // one kernel does both for fp16 only
 		wide := p.cast(x, result)
-		y := p.normalized(wide, result)
+		y := p.softened(wide, result)
 		p.Drop(wide)
 		return y
 	}
-	return p.normalized(x, result)
+	return p.softened(x, result)
+}
+
+// softened runs the kernel of a softmax. On a GPU its backward pass holds the product of the gradient and the result
+// (softmax_backward_cuda_out in aten/src/ATen/native/cuda/SoftMax.cu).
+func (p *pass) softened(x *autograd.Tensor, result dtype.Type) *autograd.Tensor {
+	if p.Processors == 0 || p.SavesSoftmaxInput {
+		return p.normalized(x, result)
+	}
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: result, Saved: true}},
+		GradientWorkspaces: []autograd.Workspace{{Bytes: x.Elements * result.Size(), Component: ledger.OperationScratch,
+			Why: autograd.WhyScratch}}})[0]
 }
 
 // normalized runs a softmax or a log-softmax.
@@ -267,6 +292,7 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	if bias := p.parameter(path + ".bias"); bias != nil {
 		o.Inputs = append(o.Inputs, bias.Tensor())
 	}
+	p.works(&o, out)
 	y := p.Do(o)[0]
 	p.dropCasts(x, input)
 	return y
@@ -302,6 +328,7 @@ func (p *pass) castInside(path string, w *autograd.Parameter, x *autograd.Tensor
 	if bias := p.parameter(path + ".bias"); bias != nil {
 		o.Inputs = append(o.Inputs, bias.Tensor())
 	}
+	p.works(&o, out)
 	return p.Do(o)[0]
 }
 
@@ -401,13 +428,13 @@ func (p *pass) rmsNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	case n.Kind == model.RMSNormF32:
 		factor := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{w.Tensor()},
 			Outputs: []autograd.Output{{Elements: w.Elements, DType: dtype.F32}}})[0]
-		scaled := p.multiply(normed, factor)
+		scaled := p.scale(normed, factor)
 		p.Drop(normed)
 		return p.follow(scaled, p.cast(scaled, x.DType))
 	default:
 		rounded := p.cast(normed, x.DType)
 		p.dropCasts(rounded, normed)
-		return p.multiply(rounded, w.Tensor())
+		return p.scale(rounded, w.Tensor())
 	}
 }
 
@@ -429,7 +456,7 @@ func (p *pass) wideNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	p.dropCasts(x, wide)
 	normed := p.multiply(again, deviations)
 	p.Drop(again)
-	scaled := p.multiply(p.cast(w.Tensor(), dtype.F32), normed)
+	scaled := p.scale(normed, p.cast(w.Tensor(), dtype.F32))
 	p.Drop(normed)
 	return p.follow(scaled, p.cast(scaled, x.DType))
 }

@@ -41,6 +41,9 @@ const (
 	FusedLoss
 	// InPlaceLoss writes the gradient of the logits over their fp32 copy (Liger's cross entropy).
 	InPlaceLoss
+	// SmoothedLoss is the Trainer's loss of labels that are smoothed, from the logits that the model has returned
+	// (LabelSmoother in transformers/trainer_pt_utils.py).
+	SmoothedLoss
 	// LogProbabilities are those of the tokens of answers, from the logarithms of all
 	// entries in fp32 (get_batch_logps in LLaMA-Factory's train/trainer_utils.py).
 	LogProbabilities
@@ -158,10 +161,20 @@ type Kernels struct {
 	// CastsInside means that linear modules under autocast save their input and weight before the casts, and keep no
 	// cast weight: ZeRO-3 with memory_efficient_linear (zero/linear.py).
 	CastsInside bool
+	GPU
 	// NoDropout means that the program has turned dropout off.
 	NoDropout bool
 	// QAT fake-quantizes linear modules, nil for none.
 	QAT *FakeQuantization
+}
+
+// GPU says how much memory kernels work in. It is zero on a CPU.
+type GPU struct {
+	// ProductWorkspace are the bytes that cuBLAS gets for each product: torch since 2.15. It is 0 where every handle
+	// keeps its own.
+	ProductWorkspace int64
+	// Processors are the multiprocessors, and Threads those that each of them runs at a time.
+	Processors, Threads int64
 }
 
 // LossForm says what is made of the logits, and what the outputs of the model hold.

@@ -29,6 +29,9 @@ func (p *pass) tiledLoss(h *model.Head, x *autograd.Tensor) *autograd.Tensor {
 		tile += rows * p.network.Hidden * compute.Size()
 	}
 	sums := tile
+	if w.DType != compute { // the name of a tile of the weight keeps it until the next one is cast
+		sums += min(h.Outputs-outputs, tileOutputs) * p.network.Hidden * compute.Size()
+	}
 	if hidden.DType != dtype.F32 {
 		sums += hidden.Elements * dtype.F32.Size()
 	}

@@ -116,6 +116,7 @@ func Decide(in *Inputs, o Overrides) (*Job, error) {
 			return nil, err
 		}
 	}
+	r.job.Kernels.GPU = r.job.kernelsOf()
 	r.job.Settle()
 	r.job.Assumptions = r.assumed
 	return r.job, nil

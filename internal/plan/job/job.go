@@ -142,6 +142,12 @@ type Sharding struct {
 	// SyncEachBatch means that gradients are reduced after every micro batch: without, FSDP keeps full gradients until
 	// the last (no_sync).
 	SyncEachBatch bool
+	// FindsUnused means that DDP looks for parameters without a gradient. The Trainer asks for it in every pass, but
+	// for models of transformers that checkpoint activations. UnusedGiven is what its arguments say instead.
+	FindsUnused bool
+	UnusedGiven string
+	// DDPBucketMiB is the size of DDP's buckets, 0 for its default.
+	DDPBucketMiB int
 	// LoadsOnGPU means that every rank loads the full model on its GPU, before FSDP shards it.
 	LoadsOnGPU bool
 	// LoadsOnFirst means that the first rank loads the model, and the others make it without memory.

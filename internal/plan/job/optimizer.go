@@ -179,12 +179,18 @@ func (o *Optimizer) Passes(parameters []*autograd.Parameter) [][]ledger.Bytes {
 func (o *Optimizer) temporaries(parameters []*autograd.Parameter) []ledger.Bytes {
 	var list []ledger.Bytes
 	var largest ledger.Bytes
+	tensors := o.kind.loopTensors
 	for _, p := range parameters {
 		bytes := ledger.Bytes(p.Elements * p.DType.Size())
 		if o.kind.wide {
 			bytes = ledger.Bytes(p.Elements * dtype.F32.Size())
 		}
-		largest = max(largest, bytes)
+		if bytes > largest {
+			largest, tensors = bytes, o.kind.loopTensors
+			if p.DType != dtype.F32 {
+				tensors += o.kind.converts
+			}
+		}
 		if o.Variant == Foreach {
 			for range o.kind.lists {
 				list = append(list, bytes)
@@ -192,7 +198,7 @@ func (o *Optimizer) temporaries(parameters []*autograd.Parameter) []ledger.Bytes
 		}
 	}
 	if o.Variant == Loop || o.Variant == Foreach && o.kind.lists == 0 {
-		for range o.kind.loopTensors {
+		for range tensors {
 			list = append(list, largest)
 		}
 	}

@@ -24,6 +24,8 @@ type optimizerKind struct {
 	// number of tensors that a step over single parameters makes, each as large as the largest parameter.
 	lists, loopTensors int64
 	wide               bool // these are in fp32
+	// converts is the number of fp32 copies beside loopTensors of a parameter in 16 bits: its own and its gradient's.
+	converts int64
 	// passes returns the temporaries of each pass of a step, nil for one pass with lists and loopTensors.
 	passes func(*Optimizer, []*autograd.Parameter) [][]ledger.Bytes
 	why    string // of the temporaries
@@ -77,7 +79,7 @@ var optimizerKinds = slices.Concat([]optimizerKind{
 	{name: "lion", states: sameShape("exp_avg"), lists: 1, loopTensors: 1, uncounted: true,
 		why: "the update is a list of its own"},
 	{name: "lomo", states: sameShape(), uncounted: true, inBackward: true, aliases: aliases{"adalomo": {}}},
-	{name: "adafactor", states: factored, loopTensors: 3, wide: true},
+	{name: "adafactor", states: factored, loopTensors: 2, wide: true, converts: 2},
 
 	{name: "lamb", states: sameShape("exp_avg", "exp_avg_sq"), ofDeepSpeed: true}, // its kernel
 	{name: OneBitAdam, states: sameShape("exp_avg", "exp_avg_sq"), variant: Fused, ofDeepSpeed: true,

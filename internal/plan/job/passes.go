@@ -136,6 +136,9 @@ func (r *resolver) loss() error {
 		r.liger()
 		j.Loss = loss
 	}
+	if r.training != nil && r.training.LabelSmoothing > 0 && !j.Compile {
+		j.Loss = forward.SmoothedLoss
+	}
 	if f := r.Inputs.framework; f != nil && f.Diverges {
 		if j.Compile {
 			return fault.File(f.File).Inputf("torch.compile is on: a compiled divergence is not planned yet").
@@ -220,6 +223,18 @@ const (
 	litgptModules       = "litgpt"
 )
 
+// kernelsOf returns what kernels work in.
+func (j *Job) kernelsOf() forward.GPU {
+	if j.OnCPU {
+		return forward.GPU{}
+	}
+	of := forward.GPU{Processors: int64(j.GPU.Processors()), Threads: int64(j.GPU.Threads())}
+	if j.Versions.Torch.AtLeast(2, 15, 0) {
+		of.ProductWorkspace = int64(j.GPU.Workspace())
+	}
+	return of
+}
+
 // OfTransformers reports whether the model consists of transformers' modules.
 func (j *Job) OfTransformers() bool { return j.Modules == "" || j.Modules == transformersModules }
 
@@ -230,6 +245,10 @@ func (j *Job) Settle() {
 	v := j.Versions
 	j.RoutersTogether = !v.Transformers.AtLeast(5, 23, 0)
 	j.AttachesQuantizedInput = !v.BitsAndBytes.AtLeast(0, 43, 2)
+	j.FindsUnused = j.SplitsDecay && (j.Adapter != nil || j.Recompute == nil)
+	if j.UnusedGiven != "" {
+		j.FindsUnused = j.UnusedGiven == "true"
+	}
 	j.CastsInside = j.DeepSpeed != nil && j.DeepSpeed.ZeROStage == 3 && j.DeepSpeed.EfficientLinear
 	j.ChunksHead = j.FusedQKV && j.Adapter != nil
 	j.CompilesLogits = j.Compile && j.OfTransformers()
@@ -246,7 +265,10 @@ func (j *Job) settleAttention() {
 	j.FusesBias = v.Transformers.AtLeast(5, 0, 0)
 	j.SavesSoftmaxInput = !v.Torch.AtLeast(1, 11, 0)
 	j.MasksCausally = j.Compile && of
-	j.HoldsCache = of && j.Recompute == nil && j.Model.Network.Generates()
+	n := j.Model.Network
+	// A loop of its own leaves use_cache on, and holds the outputs. The Trainer turns it off, but for a text_config.
+	written := j.HoldsOutputs && len(n.Stacks) > 0 && !n.Head.NarrowLoss && !n.Head.PerSequence && n.Opaque == nil
+	j.HoldsCache = of && j.Recompute == nil && (n.Generates() || written)
 	// integrations/sdpa_attention.py shares keys since 4.54, with torch 2.5, and the attention classes before it never
 	// did.
 	j.RepeatsKeys = of && !(v.Transformers.AtLeast(4, 54, 0) && v.Torch.AtLeast(2, 5, 0))

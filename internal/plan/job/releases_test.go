@@ -31,7 +31,7 @@ func TestReleasesOfPrograms(t *testing.T) {
 		{sft, "", "fp32", forward.ShiftLabels, true, "bf16", "trl 1.16"},
 		{sft + "trl_dpo: true\n", "trl=1.16.0", "", forward.TiledLoss, true, "bf16", "trl 1.16.0"},
 		{sft + "trl_dpo: true\n", "trl=1.0.0", "", forward.SelectedLogProbabilities, true, "bf16", "trl 1.0.0"},
-		{sft + "label_smoothing_factor: 0.1\n", "trl=1.16.0", "", forward.ShiftLabels, true, "bf16", "trl 1.16.0"},
+		{sft + "label_smoothing_factor: 0.1\n", "trl=1.16.0", "", forward.SmoothedLoss, true, "bf16", "trl 1.16.0"},
 	} {
 		q := Request{GPUs: 1, Configs: []string{"sft.yaml"}, Loss: c.loss,
 			Texts: files.Texts{"sft.yaml": []byte(c.file)}}

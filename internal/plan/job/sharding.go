@@ -105,6 +105,7 @@ func (r *resolver) sharding() error {
 	whole := ledger.Bytes(j.Model.Elements() * j.ParameterType.Size())
 	// For an unknown GPU, 80 GiB of memory are assumed.
 	j.SplitsDecay = r.training != nil
+	r.replicated()
 	j.SyncEachBatch = r.training != nil && r.training.SyncEachBatch
 	j.WrapsTrained = j.Adapter != nil && j.FSDP != nil && (r.training != nil || !j.FSDP.UseOrigParams)
 	// Published runs of Trainers whose DeepSpeed configuration stands elsewhere loaded the model in full.
@@ -235,4 +236,11 @@ func (r *resolver) sayPadding() {
 		"dp_replicate_size), give --expert-parallel, or shard another dimension (fully_shard's shard_placement_fn, "+
 		"not planned yet)",
 		rows, name, among, float64(padded)/float64(whole))
+}
+
+// replicated sets what DDP is told.
+func (r *resolver) replicated() {
+	if t := r.training; t != nil {
+		r.job.DDPBucketMiB, r.job.UnusedGiven = t.DDPBucketMiB, t.FindsUnused
+	}
 }

@@ -72,7 +72,7 @@ func passes(t *testing.T, name string) (figures []ledger.Bytes) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	j.HoldsOutputs = false
+	unheld(j)
 	p, err := New(j)
 	if err != nil {
 		t.Fatal(err)
@@ -103,7 +103,7 @@ func compareArchitecture(t *testing.T, request job.Request, want []ledger.Bytes)
 	if err != nil {
 		t.Fatal(err)
 	}
-	j.HoldsOutputs = false // the script holds none
+	unheld(j)
 	p, err := New(j)
 	if err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/base/torchtest"
+	"plimsoll/internal/plan/forward"
 	"plimsoll/internal/plan/job"
 )
 
@@ -110,12 +111,20 @@ func (c trial) plan(t *testing.T, torch, transformers string) *Plan {
 	if err != nil {
 		t.Fatal(err)
 	}
-	j.HoldsOutputs = false // the script holds none
+	unheld(j)
 	p, err := New(j)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// unheld makes a job that is compared with a script: the script holds no outputs, and what kernels work in is not
+// measured.
+func unheld(j *job.Job) {
+	j.HoldsOutputs = false
+	j.Settle()
+	j.Kernels.GPU = forward.GPU{}
 }
 
 // without returns the peak and the end of a phase without a component.

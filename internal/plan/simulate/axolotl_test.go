@@ -39,7 +39,7 @@ func TestLinearizedExperts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		j.HoldsOutputs = false
+		j.HoldsOutputs, j.HoldsCache = false, false
 		if _, list := makeParameters(j); slices.ContainsFunc(list, func(p *autograd.Parameter) bool {
 			return strings.HasSuffix(p.Name, "experts.down_projs.3.weight") && p.Rows == 256
 		}) != (test.text != "") {
@@ -73,7 +73,7 @@ func TestTiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		j.HoldsOutputs = false
+		j.HoldsOutputs, j.HoldsCache = false, false
 		got, _ := steady(t, j)
 		within(t, name, got, test.want, 0.03)
 	}

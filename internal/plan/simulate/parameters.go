@@ -213,6 +213,15 @@ func (m *parameterMaker) quantizesHead() bool {
 	return m.Quantization != nil && m.Quantization.SkipModules != nil && m.Quantization.Method == ""
 }
 
+// adapterType returns the type that an adapter's parameters compute in, and whether their shards are wider: FSDP casts
+// them as it does those of the model.
+func (m *parameterMaker) adapterType() (of dtype.Type, wide bool) {
+	if m.CastType == dtype.Invalid {
+		return m.AdapterType, false
+	}
+	return m.CastType, m.AdapterType == dtype.F32
+}
+
 // adapt makes the parameters of the adapter.
 func (m *parameterMaker) adapt() {
 	a := m.Adapter
@@ -220,7 +229,8 @@ func (m *parameterMaker) adapt() {
 		return
 	}
 	add := func(name string, rows, columns int64, trainable bool) *autograd.Parameter {
-		p := &autograd.Parameter{Name: name, Elements: rows * columns, DType: m.AdapterType, Trainable: trainable}
+		p := &autograd.Parameter{Name: name, Elements: rows * columns, Trainable: trainable}
+		p.DType, p.Wide = m.adapterType()
 		if columns > 1 {
 			p.Rows, p.Hidden = rows, !strings.Contains(name, "embed")
 		}

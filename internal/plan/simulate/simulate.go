@@ -196,6 +196,9 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 			}
 			result = s.passes(options)
 			options.HasLogits() // for passes without logits, which do not call it
+			if d, is := s.engine.(*ddp); is {
+				d.clones(result.Logits).free()
+			}
 			if s.HoldsOutputs {
 				s.held = result
 			} else {
@@ -300,27 +303,19 @@ func (s *simulation) storedBytes() int64 {
 	return sum
 }
 
-// trainedBytes returns the size of the trainable parameters.
-func (s *simulation) trainedBytes() int64 {
-	var sum int64
-	for _, p := range s.trained {
-		sum += p.Elements * p.DType.Size()
-	}
-	return sum
-}
-
 // cpuWorkspace is the memory that MKL and oneDNN hold after their first matmul,
 // measured with torch 2.15 on two cores.
 const cpuWorkspace = 64 * ledger.MiB
 
 // workspace allocates the workspace of matmuls. cuBLAS takes one from torch's
-// allocator for every thread, and the backward pass has a thread of its own.
+// allocator for every thread, and the backward pass has a thread of its own. Since torch 2.15 each product takes its
+// own.
 func (s *simulation) workspace() {
 	switch {
 	case s.OnCPU && s.workspaces < 1:
 		allocate(s.host, int64(cpuWorkspace), ledger.MatmulWorkspaces,
 			because("buffers of MKL and oneDNN, from the first product of matrices on"))
-	case s.OnCPU || s.workspaces == 2:
+	case s.OnCPU || s.ProductWorkspace > 0 || s.workspaces == 2:
 		return
 	default:
 		allocate(s.gpu, int64(s.GPU.Workspace()), ledger.MatmulWorkspaces,

@@ -369,7 +369,9 @@ func (e *zero12) endBackward(last bool) {
 	} else {
 		drop(&e.arriving) // added to the gradients of earlier passes
 	}
-	drop(&e.buckets)
+	if e.isZeRO2() || last { // ZeRO-1 reduces, and releases its buffers, behind the last backward pass of a step only
+		drop(&e.buckets)
+	}
 }
 
 func (e *zero12) step() {
