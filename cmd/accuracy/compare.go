@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"path/filepath"
@@ -410,9 +411,15 @@ func (o *outcome) component(d *ledger.Device, point string) planned {
 // compared directly.
 func (o *outcome) hostFigure(f figure) planned {
 	d := o.device(ledger.Host)
-	if f.From == "" {
+	if f.From == "" && f.Phase == "" {
 		i := d.Interval
 		return planned{float64(d.Peak().PeakUsed), "peak of the host", float64(i.Lower), float64(i.Upper)}
+	}
+	if phases := f.of(d); f.From == "" && len(phases) > 0 {
+		most := slices.MaxFunc(phases, func(a, b ledger.Phase) int { return cmp.Compare(a.PeakUsed, b.PeakUsed) })
+		i := o.plan.Spread.Used(d, most.PeakUsed, phases)
+		return planned{float64(most.PeakUsed), fmt.Sprintf("peak of the host, %s %s", most.Iteration, most.Name),
+			float64(i.Lower), float64(i.Upper)}
 	}
 	end := func(f figure) (last ledger.Phase) {
 		if phases := f.of(d); len(phases) > 0 {
