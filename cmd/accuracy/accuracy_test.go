@@ -16,9 +16,9 @@ import (
 
 // Bounds for the plans: the least number of expressed runs, and the quantiles of their absolute errors.
 const (
-	leastExpressed = 0.80
+	leastExpressed = 0.95
 	mostMedian     = 0.04
-	mostNinetieth  = 0.35
+	mostNinetieth  = 0.20
 )
 
 func TestPlansAgainstMeasurements(t *testing.T) {
@@ -48,7 +48,7 @@ func TestPlansAgainstMeasurements(t *testing.T) {
 	checkCoverage(t, "the main figure", coverageOf(results))
 	sources := coverageBySource(results)
 	for name := range sources { // no single source decides
-		if share := sources.share(name); share < 0.70 || share > 0.96 {
+		if share := sources.share(name); share < 0.72 || share > 0.96 {
 			t.Errorf("without %s, %.1f %% of what each source measured is inside", name, 100*share)
 		}
 	}
@@ -104,10 +104,10 @@ func TestStaleDocument(t *testing.T) {
 	}
 }
 
-// checkCoverage demands that the intervals that 90 % of runs should be in hold for 75 to 95 %.
+// checkCoverage demands that the intervals that 90 % of runs should be in hold for 80 to 95 %.
 func checkCoverage(t *testing.T, what string, c coverage) {
 	t.Logf("%s inside of its interval: %v", what, c)
-	if share := c.share(); !(share >= 0.75 && share <= 0.95) {
+	if share := c.share(); !(share >= 0.80 && share <= 0.95) {
 		t.Errorf("%s is inside of its interval in %v", what, c)
 	}
 }
@@ -150,7 +150,8 @@ func TestFigures(t *testing.T) {
 		{figure{Quantity: "component", Point: "gradients"}, "gradients"},
 		{figure{Quantity: "cpu_rss"}, "peak of the host"},
 		{figure{Quantity: "cpu_used", Phase: "step", From: "load", Base: 1 << 30}, "1.00 GiB as measured first"},
-		{figure{Quantity: "cpu_delta_per_param", Phase: "step", From: "load", Unit: perParameter}, "the host, from load"},
+		{figure{Quantity: "cpu_delta_per_param", Phase: "step", From: "load", Unit: perParameter},
+			"the host, from load"},
 		{figure{Quantity: "what nobody measures"}, ""},
 	} {
 		c.Value = 2
@@ -170,7 +171,8 @@ func TestFigures(t *testing.T) {
 
 // TestUnknownOperations: a model whose operations are unknown has no peak, and is not expressed by one.
 func TestUnknownOperations(t *testing.T) {
-	r := row{ID: "x", variants: []variant{{Plan: strings.Fields("--model model.safetensors --seq-len 8 --precision bf16"),
+	r := row{ID: "x", variants: []variant{{
+		Plan: strings.Fields("--model model.safetensors --seq-len 8 --precision bf16"),
 		Files: map[string]json.RawMessage{"model.safetensors": json.RawMessage(
 			`{"0.weight":{"dtype":"BF16","shape":[64,64],"data_offsets":[0,8192]}}`)},
 		Figures: []figure{{Quantity: "max_allocated", Value: 1, Unit: "MiB"}}}}}

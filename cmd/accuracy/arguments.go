@@ -20,12 +20,14 @@ func argumentsOf(q *job.Request, m *steptime.Machine) *flag.FlagSet {
 		"quantization": &q.Quantization, "precision": &q.Precision, "adapter-precision": &q.AdapterPrecision,
 		"attention": &q.Attention, "optimizer": &q.Optimizer, "gradient-checkpointing": &q.Recompute, "loss": &q.Loss,
 		"fsdp": &q.FSDP, "model-library": &q.Modules, "pipeline-schedule": &q.PipelineSchedule, "torch": &q.Torch,
-		"deepspeed-version": &q.DeepSpeedVersion, "transformers": &q.Transformers, "bitsandbytes": &q.BitsAndBytes, "image-size": &q.ImageSize,
+		"deepspeed-version": &q.DeepSpeedVersion, "transformers": &q.Transformers, "bitsandbytes": &q.BitsAndBytes,
+		"image-size":         &q.ImageSize,
 		"accelerate-version": &q.AccelerateVersion, "alloc-conf": &q.Allocator} {
 		f.StringVar(to, name, *to, "")
 	}
 	for name, to := range map[string]*int{"gpus": &q.GPUs, "nodes": &q.Nodes, "seq-len": &q.Sequence, "lora": &q.LoRA,
-		"usual-seq-len": &q.UsualSequence, "micro-batch": &q.MicroBatch, "grad-accum": &q.Accumulation,
+		"usual-seq-len": &q.UsualSequence, "shortest-seq-len": &q.ShortestSequence,
+		"micro-batch": &q.MicroBatch, "grad-accum": &q.Accumulation,
 		"tensor-parallel": &q.TensorParallel, "context-parallel": &q.ContextParallel, "vocabulary": &q.Vocabulary,
 		"pipeline-parallel": &q.PipelineParallel, "expert-parallel": &q.ExpertParallel} {
 		f.IntVar(to, name, *to, "")

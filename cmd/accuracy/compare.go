@@ -212,8 +212,8 @@ func (o *outcome) elements() int64 {
 	return o.plan.Job.Model.Elements()
 }
 
-// of lists the phases of a device that a figure is of. Runs that are measured save nothing, and begin anew, unless their
-// source says so.
+// of lists the phases of a device that a figure is of. Runs that are measured save nothing, and begin anew, unless
+// their source says so.
 func (f figure) of(d *ledger.Device) []ledger.Phase {
 	var phases []ledger.Phase
 	for _, p := range d.Phases {

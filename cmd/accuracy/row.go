@@ -26,8 +26,8 @@ type row struct {
 	variants []variant
 }
 
-// variant is a job as plan reads it: the flags of its command line and the files that they name. A benchmark of a module
-// by itself has a kernel in their place.
+// variant is a job as plan reads it: the flags of its command line and the files that they name. A benchmark of a
+// module by itself has a kernel in their place.
 type variant struct {
 	Plan    []string
 	Files   map[string]json.RawMessage // an object, or the text of a file as a string
@@ -58,8 +58,7 @@ type figure struct {
 //go:embed memory.jsonl
 var memoryRows []byte
 
-// readRows reads rows. A line has one variant; lines with the name of the line before have
-// further variants of its run.
+// readRows reads rows. A line has one variant; lines with the name of the line before have further variants of its run.
 func readRows(text []byte) (rows []row, _ error) {
 	for i, line := range bytes.Split(bytes.TrimSpace(text), []byte("\n")) {
 		d := json.NewDecoder(bytes.NewReader(line))

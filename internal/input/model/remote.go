@@ -21,8 +21,9 @@ func qwen1(s scope) {
 		b.Attention.Output = block.linear("attn.c_proj", width, hidden, bias)
 		b.FeedForwardNorm = block.norm("ln_2", hidden)
 		mlp := block.in("mlp")
-		b.FeedForward = FeedForward{Up: mlp.linear("w1", hidden, inner, bias), Gate: mlp.linear("w2", hidden, inner, bias),
-			Down: mlp.linear("c_proj", inner, hidden, bias), Inner: inner, Activation: "silu"}
+		b.FeedForward = FeedForward{Up: mlp.linear("w1", hidden, inner, bias),
+			Gate: mlp.linear("w2", hidden, inner, bias), Down: mlp.linear("c_proj", inner, hidden, bias),
+			Inner: inner, Activation: "silu"}
 	})
 	stack.FinalNorm = body.norm("ln_f", hidden)
 	s.head("lm_head", hidden, vocabulary, false, "transformer.wte.weight")
