@@ -21,21 +21,28 @@ func argumentsOf(q *job.Request, m *steptime.Machine) *flag.FlagSet {
 		"attention": &q.Attention, "optimizer": &q.Optimizer, "gradient-checkpointing": &q.Recompute, "loss": &q.Loss,
 		"fsdp": &q.FSDP, "model-library": &q.Modules, "pipeline-schedule": &q.PipelineSchedule, "torch": &q.Torch,
 		"deepspeed-version": &q.DeepSpeedVersion, "transformers": &q.Transformers, "bitsandbytes": &q.BitsAndBytes,
+		"image-size":         &q.ImageSize,
 		"accelerate-version": &q.AccelerateVersion, "alloc-conf": &q.Allocator} {
 		f.StringVar(to, name, *to, "")
 	}
 	for name, to := range map[string]*int{"gpus": &q.GPUs, "nodes": &q.Nodes, "seq-len": &q.Sequence, "lora": &q.LoRA,
-		"usual-seq-len": &q.UsualSequence, "micro-batch": &q.MicroBatch, "grad-accum": &q.Accumulation,
+		"usual-seq-len": &q.UsualSequence, "shortest-seq-len": &q.ShortestSequence,
+		"micro-batch": &q.MicroBatch, "grad-accum": &q.Accumulation,
 		"tensor-parallel": &q.TensorParallel, "context-parallel": &q.ContextParallel, "vocabulary": &q.Vocabulary,
-		"pipeline-parallel": &q.PipelineParallel} {
+		"pipeline-parallel": &q.PipelineParallel, "expert-parallel": &q.ExpertParallel} {
 		f.IntVar(to, name, *to, "")
 	}
 	for name, to := range map[string]*bool{"compile": &q.Compile, "fsdp-offload": &q.OffloadParameters,
-		"offload-activations": &q.OffloadsActivations} {
+		"offload-activations": &q.OffloadsActivations, "cpu": &q.CPU} {
 		f.BoolVar(to, name, *to, "")
 	}
 	f.Func("config", "", func(file string) error { q.Configs = append(q.Configs, file); return nil })
 	f.Func("lora-targets", "", func(names string) error { q.LoRATargets = strings.Split(names, ","); return nil })
+	f.Func("images", "", func(text string) error {
+		q.Images = new(int)
+		_, err := fmt.Sscan(text, q.Images)
+		return err
+	})
 	f.Func("clip", "", func(text string) error {
 		q.Clip = new(float64)
 		_, err := fmt.Sscan(text, q.Clip)
@@ -47,24 +54,4 @@ func argumentsOf(q *job.Request, m *steptime.Machine) *flag.FlagSet {
 		return err
 	})
 	return f
-}
-
-// commandLine returns the request as a user would type it.
-func (e *expression) commandLine() string {
-	q := e.request
-	var b strings.Builder
-	b.WriteString("plimsoll plan")
-	argumentsOf(&q, &steptime.Machine{}).VisitAll(func(f *flag.Flag) {
-		value := f.Value.String()
-		isCount := (f.Name == "gpus" || f.Name == "nodes" || strings.HasSuffix(f.Name, "-parallel") ||
-			f.Name == "micro-batch" || f.Name == "grad-accum") && value == "1"
-		switch {
-		case value == "" || value == "0" || value == "false" || isCount:
-		case value == "true":
-			fmt.Fprintf(&b, " --%s", f.Name)
-		default:
-			fmt.Fprintf(&b, " --%s=%s", f.Name, value)
-		}
-	})
-	return b.String()
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"path/filepath"
@@ -23,14 +24,16 @@ type result struct {
 	// falseFits counts figures whose plan fits, and whose run did not: it ran out of memory, or held more than the
 	// device has.
 	falseFits int
+	ends      []plan.Result // verdicts on jobs that ran out of memory
 }
 
 // comparison is a measured figure beside the planned one.
 type comparison struct {
 	figure
-	Case              *expression
+	variant           *variant
 	measured, planned float64
-	what              string // name of the planned figure
+	rounding          float64 // how far the source has rounded the measured figure
+	what              string  // name of the planned figure
 	verdict           plan.Result
 	lower, upper      float64 // of the planned interval, if there is one
 	deepSpeed, accel  float64
@@ -41,19 +44,21 @@ type comparison struct {
 func (c comparison) hasInterval() bool { return c.upper > 0 }
 
 // isInside reports whether the measured figure, before it was rounded for print, may be in the planned interval.
-func (c comparison) isInside() bool { return !c.isAbove() && c.measured+c.rounding() >= c.lower }
+func (c comparison) isInside() bool { return !c.isAbove() && c.measured+c.rounding >= c.lower }
 
-func (c comparison) isAbove() bool { return c.measured-c.rounding() > c.upper }
-
-// rounding returns half of the last digit that the source prints.
-func (c comparison) rounding() float64 {
-	digits := strconv.FormatFloat(c.Value, 'f', -1, 64)
-	_, behind, _ := strings.Cut(digits, ".")
-	return c.measured / c.Value / 2 * math.Pow10(-len(behind))
-}
+func (c comparison) isAbove() bool { return c.measured-c.rounding > c.upper }
 
 // error returns the error relative to the measured figure.
 func (c comparison) error() float64 { return c.planned/c.measured - 1 }
+
+// rounded returns how far the source has rounded a figure: half of the last digit that it prints, if no more.
+func (f figure) rounded() float64 {
+	if f.Rounding > 0 {
+		return f.Rounding
+	}
+	_, behind, _ := strings.Cut(strconv.FormatFloat(f.Value, 'f', -1, 64), ".")
+	return math.Pow10(-len(behind)) / 2
+}
 
 func compareAll(rows []row, folder string) []result {
 	results := make([]result, len(rows))
@@ -81,44 +86,12 @@ func (r result) worst() float64 {
 }
 
 func compare(r row, folder string) result {
-	out := result{row: r}
-	if r.unread != nil {
-		out.reason, out.left = r.unread.Error(), r.Measured
-		return out
+	out := result{row: r, reason: r.Reason}
+	for i := range r.variants {
+		out.compareVariant(&r.variants[i], filepath.Join(folder, fmt.Sprint(i)))
 	}
-	planned := map[string]*outcome{} // by point, as a point may name a recipe of its own
-	for i, f := range r.Measured {
-		o, known := planned[f.Point]
-		if !known {
-			o = planPoint(r, f.Point, filepath.Join(folder, fmt.Sprint(i)))
-			planned[f.Point] = o
-		}
-		if o.err != nil {
-			out.reason = strings.ReplaceAll(o.err.Error(), folder+string(filepath.Separator), "")
-			out.left = append(out.left, f)
-			continue
-		}
-		bytes, ok := f.bytes()
-		if f.perParameter() {
-			bytes, ok = f.Value*float64(o.model.Elements()), true
-		}
-		if o.plan != nil && o.plan.Verdict.Result == plan.Fits && f.exceeds(bytes, o.plan) {
-			out.falseFits++
-		}
-		if p := o.figure(r, f); ok && p.what != "" && bytes > 0 {
-			out.compared = append(out.compared, comparison{figure: f, Case: o.expression, measured: bytes,
-				verdict: o.verdict(), planned: p.value, what: p.what, lower: p.lower, upper: p.upper,
-				plan: o.plan, deepSpeed: deepSpeedEstimate(o.expression), accel: accelerateEstimate(o.expression)})
-		} else {
-			out.left = append(out.left, f)
-		}
-	}
-	for _, f := range r.Measured {
-		if out.reason == "" && f.Value <= 0 {
-			out.reason = fmt.Sprintf("%s, %s, has no number", f.Quantity, f.Point)
-		}
-	}
-	if len(out.compared) == 0 && out.reason == "" {
+	out.reason = strings.ReplaceAll(out.reason, folder+string(filepath.Separator), "")
+	if !out.isExpressed() && out.reason == "" {
 		out.reason = "no figure of a plan corresponds to what was measured"
 	}
 	slices.SortStableFunc(out.compared, func(a, b comparison) int {
@@ -133,24 +106,50 @@ func compare(r row, folder string) result {
 	return out
 }
 
+// isExpressed reports whether the run is planned.
+func (r *result) isExpressed() bool { return len(r.compared)+len(r.ends) > 0 }
+
+// compareVariant plans a variant, and compares its figures.
+func (r *result) compareVariant(of *variant, folder string) {
+	o := planVariant(of, folder)
+	if o.err != nil {
+		r.reason, r.left = o.err.Error(), append(r.left, of.Figures...)
+		return
+	}
+	if o.plan != nil && o.isOpaque() {
+		r.reason = fmt.Sprintf("no verdict: the operations of %s are unknown", o.plan.Job.Model.Architecture)
+	}
+	for _, f := range of.Figures {
+		if o.plan != nil && f.OutOfMemory {
+			r.ends = append(r.ends, o.plan.Verdict.Result)
+		}
+		elements := o.elements()
+		measured := f.bytes(f.Value, elements)
+		if o.plan != nil && o.plan.Verdict.Result == plan.Fits && f.exceeds(measured, o.plan) {
+			r.falseFits++
+		}
+		p := o.figure(f)
+		if p.what == "" || measured <= 0 {
+			r.left = append(r.left, f)
+			continue
+		}
+		r.compared = append(r.compared, comparison{figure: f, variant: of, measured: measured,
+			rounding: f.bytes(f.rounded(), elements), verdict: o.verdict(), planned: p.value, what: p.what,
+			lower: p.lower, upper: p.upper, plan: o.plan, deepSpeed: o.deepSpeedEstimate(),
+			accel: o.accelerateEstimate()})
+	}
+}
+
 // exceeds reports whether a figure says that its run did not fit: it ran out of memory, or the figure is of a GPU and
 // larger than the GPU is.
 func (f figure) exceeds(bytes float64, p *plan.Plan) bool {
-	if text(f.Quantity + " " + f.Point).has(`\b(OOM|OutOfMemory\w*|out of memory)\b`) {
-		return true
-	}
 	d := deviceOf(p, ledger.GPU)
-	ofGPU := []string{"max_reserved", "max_allocated", "nvidia_smi", "gpu_used", "gpu_memory", "reserved", "allocated"}
-	return d != nil && d.Capacity > 0 && slices.Contains(ofGPU, f.Quantity) &&
-		!f.ofAllGPUs() && bytes > float64(d.Capacity)
+	return f.OutOfMemory || d != nil && d.Capacity > 0 && slices.Contains(ofGPU, f.Quantity) && !f.AllGPUs &&
+		bytes > float64(d.Capacity)
 }
 
-// ofAllGPUs reports whether the figure is the sum over all GPUs of a job.
-func (f figure) ofAllGPUs() bool {
-	const gpus = `( all)?( of)?( the)?( \d+)? (GPUs|ranks|devices|cards)`
-	return text(f.Point + " " + f.Unit).has(`\b(sum(med)?|total(led)?|added up|together)( of| over| across| on)` + gpus +
-		`|\ball( of)?( the)?( \d+)? (GPUs|ranks|devices|cards)( together|,? summed|,? (in )?(sum|total))`)
-}
+// ofGPU are the quantities that no GPU can hold more of than it has.
+var ofGPU = []string{"max_reserved", "max_allocated", "nvidia_smi", "gpu_used", "reserved", "allocated"}
 
 // verdict returns the result of the plan, empty without one.
 func (o *outcome) verdict() plan.Result {
@@ -162,12 +161,12 @@ func (o *outcome) verdict() plan.Result {
 
 // rank orders a row's figures. The main figure is the peak of the GPU, or of the host in rows about the host.
 func (r row) rank(f figure) int {
-	if strings.Contains(f.Point, "overall") {
+	if f.Main {
 		return 0
 	}
 	order := []string{"max_reserved", "max_allocated", "total", "nvidia_smi", "gpu_used", "reserved", "allocated",
 		"cpu_used", "cpu_rss"}
-	if slices.Contains(r.Tags, "host") {
+	if r.Host {
 		order = append([]string{"cpu_used", "cpu_rss"}, order...)
 	}
 	if at := slices.Index(order, f.Quantity); at >= 0 {
@@ -176,75 +175,53 @@ func (r row) rank(f figure) int {
 	return len(order)
 }
 
-// outcome is the plan of an expression.
+// outcome is the plan of a variant.
 type outcome struct {
-	*expression
-	plan *plan.Plan
-	peak float64 // of a kernel, which has no plan
-	err  error
+	*variant
+	asked job.Request
+	plan  *plan.Plan
+	peak  float64 // of a kernel, which has no plan
+	err   error
 }
 
-func planPoint(r row, point, folder string) *outcome {
-	e, err := express(r, point, folder)
-	if err != nil {
-		return &outcome{err: err}
+func planVariant(r *variant, folder string) *outcome {
+	out := &outcome{variant: r}
+	if r.Kernel != nil {
+		out.peak, out.err = r.Kernel.peakOf(folder)
+		return out
 	}
-	out := &outcome{expression: e}
-	if k := e.kernel(); k != nil {
-		out.peak, out.err = e.peakOf(k)
+	if out.asked, _, out.err = r.request(folder); out.err != nil {
 		return out
 	}
 	var j *job.Job
-	if j, out.err = e.request.Resolve(); out.err == nil {
+	if j, out.err = out.asked.Resolve(); out.err == nil {
 		out.plan, out.err = plan.New(j)
 	}
 	return out
 }
 
-// moment is the part of the job that a point describes.
-type moment struct {
-	phases    []ledger.PhaseName // empty for all
-	iteration ledger.Iteration   // empty for any
-}
+// isOpaque reports whether the operations of the model are unknown. Its plan has states and no activations, and gives
+// no verdict.
+func (o *outcome) isOpaque() bool { return o.plan.Job.Model.Network.Opaque != nil }
 
-// moments derive the moment from the words of a point; the first match counts.
-var moments = []struct {
-	pattern string
-	phase   ledger.PhaseName
-}{
-	{`after (model )?(load|init\b)|model loaded|initialize beginning|args sanity|before configure`, ledger.Load},
-	{`after initializing zero|throughout optimizer init|after initializing optimizer states`, ledger.Initialize},
-	{`optimizer[. ]step|after step|step boundary|end of run`, ledger.Step},
-	{`forward`, ledger.Forward},
-	{`backward|^before$`, ledger.Backward},
-}
-
-func momentOf(point text) (m moment, named bool) {
-	for _, known := range moments {
-		if point.has(known.pattern) {
-			m.phases, named = []ledger.PhaseName{known.phase}, true
-			break
-		}
+// elements returns the number of parameters of the model, 0 of a kernel.
+func (o *outcome) elements() int64 {
+	if o.plan == nil {
+		return 0
 	}
-	switch {
-	case point.has(`\bstep [01]\b|first`) && !point.has("before first|micro"):
-		m.iteration = ledger.First
-	case point.has("steady|step"):
-		m.iteration = ledger.Steady
-	}
-	return m, named
+	return o.plan.Job.Model.Elements()
 }
 
-// of lists the phases of a device at this moment. Runs that are measured save nothing, and begin anew, unless their
-// source says so.
-func (m moment) of(d *ledger.Device) []ledger.Phase {
+// of lists the phases of a device that a figure is of. Runs that are measured save nothing, and begin anew, unless
+// their source says so.
+func (f figure) of(d *ledger.Device) []ledger.Phase {
 	var phases []ledger.Phase
 	for _, p := range d.Phases {
-		if len(m.phases) > 0 && !slices.Contains(m.phases, p.Name) {
+		if f.Phase != "" && p.Name != f.Phase {
 			continue
 		}
-		if m.iteration != ledger.Once && p.Iteration != ledger.Once && p.Iteration != m.iteration ||
-			len(m.phases) == 0 && (p.Name == ledger.Checkpoint || p.Name == ledger.Resume) {
+		if f.Iteration != ledger.Once && p.Iteration != ledger.Once && p.Iteration != f.Iteration ||
+			f.Phase == "" && (p.Name == ledger.Checkpoint || p.Name == ledger.Resume) {
 			continue
 		}
 		phases = append(phases, p)
@@ -273,84 +250,59 @@ type planned struct {
 	lower, upper float64
 }
 
+// quantities say which figure of a phase corresponds to a quantity, and whether it is that of the phase's end.
+var quantities = map[string]struct {
+	name string
+	of   func(ledger.Phase) ledger.Bytes
+	end  bool
+}{
+	"max_allocated": {"peak allocated", func(p ledger.Phase) ledger.Bytes { return p.PeakAllocated }, false},
+	"max_reserved":  {"peak reserved", func(p ledger.Phase) ledger.Bytes { return p.PeakReserved }, false},
+	"nvidia_smi":    {"peak in use", func(p ledger.Phase) ledger.Bytes { return p.PeakUsed }, false},
+	"gpu_used":      {"peak in use", func(p ledger.Phase) ledger.Bytes { return p.PeakUsed }, false},
+	"allocated":     {"allocated at the end", func(p ledger.Phase) ledger.Bytes { return p.EndAllocated }, true},
+	"reserved":      {"reserved at the end", func(p ledger.Phase) ledger.Bytes { return p.EndReserved }, true},
+}
+
 // figure returns the planned figure that corresponds to a measured one, and its name. The name is empty where no
 // planned figure corresponds.
-func (o *outcome) figure(r row, f figure) planned {
+func (o *outcome) figure(f figure) planned {
 	if o.plan == nil {
 		return planned{value: o.peak, what: "peak allocated, the module by itself"}
 	}
-	point := text(f.Point)
-	m, named := momentOf(point)
-	if strings.HasPrefix(f.Quantity, "cpu_") {
-		return o.hostFigure(r, f, m, named)
+	if isOfHost(f.Quantity) {
+		return o.hostFigure(f)
 	}
 	d := o.device(ledger.GPU)
-	if d == nil {
+	switch {
+	case d == nil:
 		return planned{}
-	}
-	if point.has(`\bCUDA context|\bcontext only|^context$`) {
+	case f.Of == "context":
 		return contextOf(d)
-	}
-	if f.inHiddenSizes() {
+	case f.Of == "layer":
 		return o.layer(d)
-	}
-	ranks := 1.0
-	if f.ofAllGPUs() {
-		ranks = float64(o.plan.Job.World)
-	}
-	var name string
-	var of func(ledger.Phase) ledger.Bytes
-	last := false // the end of a phase, not its peak
-	switch f.Quantity {
-	case "max_allocated", "peak_active", "peak_allocated":
-		name, of = "peak allocated", func(p ledger.Phase) ledger.Bytes { return p.PeakAllocated }
-		// DeepSpeed's log begins a new peak at every point. The initialization has many points, but only one phase in
-		// the plan.
-		if named && m.phases[0] == ledger.Initialize {
-			return planned{}
-		}
-		if !named || m.phases[0] == ledger.Step {
-			m.phases = nil
-		}
-		if point.has("^before|afters? ") && !named {
-			return planned{}
-		}
-	case "max_reserved":
-		name, of = "peak reserved", func(p ledger.Phase) ledger.Bytes { return p.PeakReserved }
-		if named && m.phases[0] != ledger.Load && m.phases[0] != ledger.Initialize {
-			m.phases = nil
-		}
-	case "nvidia_smi", "gpu_used", "gpu_memory":
-		name, of = "peak in use", func(p ledger.Phase) ledger.Bytes { return p.PeakUsed }
-	case "total":
-		return o.total(r, d)
-	case "allocated":
-		name, of, last = "allocated at the end", func(p ledger.Phase) ledger.Bytes { return p.EndAllocated }, true
-	case "reserved":
-		name, of, last = "reserved at the end", func(p ledger.Phase) ledger.Bytes { return p.EndReserved }, true
-	case "component":
+	case f.Quantity == "total":
+		return o.total(d)
+	case f.Quantity == "component":
 		return o.component(d, f.Point)
-	default:
-		return planned{}
 	}
-	if last && !named {
-		return planned{}
-	}
-	phases := m.of(d)
-	if len(phases) == 0 {
+	q, known := quantities[f.Quantity]
+	phases := f.of(d)
+	if !known || len(phases) == 0 || o.isOpaque() && !q.end {
 		return planned{}
 	}
 	chosen := phases[len(phases)-1]
-	if !last {
-		for _, p := range phases {
-			if of(p) > of(chosen) {
-				chosen = p
-			}
+	for _, p := range phases {
+		if !q.end && q.of(p) > q.of(chosen) {
+			chosen = p
 		}
 	}
-	value := of(chosen)
+	value, ranks := q.of(chosen), 1.0
+	if f.AllGPUs {
+		ranks = float64(o.plan.Job.World)
+	}
 	i := o.interval(d, f.Quantity, value, phases, chosen)
-	return planned{ranks * float64(value), fmt.Sprintf("%s, %s %s", name, chosen.Iteration, chosen.Name),
+	return planned{ranks * float64(value), fmt.Sprintf("%s, %s %s", q.name, chosen.Iteration, chosen.Name),
 		ranks * float64(i.Lower), ranks * float64(i.Upper)}
 }
 
@@ -379,7 +331,7 @@ func (o *outcome) interval(d *ledger.Device, quantity string, value ledger.Bytes
 		return spread.AllocatedAtEnd(&chosen)
 	case "max_reserved", "reserved":
 		return spread.Reserved(d.Kind, value, behind)
-	case "nvidia_smi", "gpu_used", "gpu_memory":
+	case "nvidia_smi", "gpu_used":
 		return spread.Used(d, value, behind)
 	}
 	return spread.Allocated(phases)
@@ -404,10 +356,10 @@ func (o *outcome) layer(d *ledger.Device) planned {
 	return planned{}
 }
 
-// total returns the sum of the components that the row lists, each at its own peak.
-func (o *outcome) total(r row, d *ledger.Device) planned {
+// total returns the sum of the components that the variant lists, each at its own peak.
+func (o *outcome) total(d *ledger.Device) planned {
 	var sum float64
-	for _, f := range r.Measured {
+	for _, f := range o.Figures {
 		if f.Quantity == "component" {
 			sum += o.component(d, f.Point).value
 		}
@@ -455,32 +407,31 @@ func (o *outcome) component(d *ledger.Device, point string) planned {
 }
 
 // hostFigure returns a figure of the host. The used memory of a machine includes other programs, so it is compared as
-// the difference from the row's first figure. The resident memory of the process is compared directly.
-func (o *outcome) hostFigure(r row, f figure, m moment, named bool) planned {
+// the difference from what the source found at the end of an earlier phase. The resident memory of the process is
+// compared directly.
+func (o *outcome) hostFigure(f figure) planned {
 	d := o.device(ledger.Host)
-	end := func(m moment) (last ledger.Phase) {
-		if phases := m.of(d); len(phases) > 0 {
+	if f.From == "" && f.Phase == "" {
+		i := d.Interval
+		return planned{float64(d.Peak().PeakUsed), "peak of the host", float64(i.Lower), float64(i.Upper)}
+	}
+	if phases := f.of(d); f.From == "" && len(phases) > 0 {
+		most := slices.MaxFunc(phases, func(a, b ledger.Phase) int { return cmp.Compare(a.PeakUsed, b.PeakUsed) })
+		i := o.plan.Spread.Used(d, most.PeakUsed, phases)
+		return planned{float64(most.PeakUsed), fmt.Sprintf("peak of the host, %s %s", most.Iteration, most.Name),
+			float64(i.Lower), float64(i.Upper)}
+	}
+	end := func(f figure) (last ledger.Phase) {
+		if phases := f.of(d); len(phases) > 0 {
 			last = phases[len(phases)-1]
 		}
 		return last
 	}
-	switch f.Quantity {
-	case "cpu_rss":
-		i := d.Interval
-		return planned{float64(d.Peak().PeakUsed), "peak of the host", float64(i.Lower), float64(i.Upper)}
-	case "cpu_delta_per_param":
-		return o.hostDelta(text(f.Point))
-	case "cpu_used":
-		first, ok := r.firstHostFigure()
-		at, atNamed := momentOf(text(first.Point))
-		if !ok || !named || !atNamed || first.Point == f.Point {
-			return planned{}
-		}
-		base, _ := first.bytes()
-		return o.between(end(at), end(m), base, fmt.Sprintf("%.2f GiB as measured first, and the planned difference",
-			base/(1<<30)))
+	what := fmt.Sprintf("the host, from %s to %s", f.From, f.Phase)
+	if f.Base > 0 {
+		what = fmt.Sprintf("%.2f GiB as measured first, and the planned difference", f.Base/(1<<30))
 	}
-	return planned{}
+	return o.between(end(figure{Phase: f.From}), end(f), f.Base, what)
 }
 
 // between returns what the host holds more at the end of a phase than at the end of an earlier one, on top of a base.
@@ -489,33 +440,4 @@ func (o *outcome) between(from, to ledger.Phase, base float64, what string) plan
 		[]ledger.Phase{{PeakAllocated: to.EndAllocated, Components: to.End}})
 	base -= float64(from.EndReserved)
 	return planned{base + float64(to.EndReserved), what, base + float64(i.Lower), base + float64(i.Upper)}
-}
-
-// hostDelta returns what the host holds more at a point than after the load: the engine's initialization, the first
-// step, or both.
-func (o *outcome) hostDelta(point text) planned {
-	d := o.device(ledger.Host)
-	at := map[ledger.PhaseName]ledger.Phase{}
-	for _, p := range d.Phases {
-		at[p.Name] = p // of the last iteration
-	}
-	load, initialized, stepped := at[ledger.Load], at[ledger.Initialize], at[ledger.Step]
-	switch {
-	case point.has(`(grand total|overall)`):
-		return o.between(load, stepped, 0, "the host, from load to step")
-	case point.has(`initialize total`):
-		return o.between(load, initialized, 0, "the host, from load to initialize")
-	case point.has(`step total`):
-		return o.between(initialized, stepped, 0, "the host, from initialize to step")
-	}
-	return planned{}
-}
-
-func (r row) firstHostFigure() (figure, bool) {
-	for _, f := range r.Measured {
-		if f.Quantity == "cpu_used" {
-			return f, true
-		}
-	}
-	return figure{}, false
 }

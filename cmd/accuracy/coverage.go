@@ -97,10 +97,10 @@ var levels = []struct {
 	name       string
 	quantities []string
 }{
-	{"allocated by PyTorch", []string{"max_allocated", "allocated", "peak_active", "peak_allocated", "total"}},
+	{"allocated by PyTorch", []string{"max_allocated", "allocated", "total"}},
 	{"reserved by PyTorch", []string{"max_reserved", "reserved"}},
-	{"in use on the GPU", []string{"nvidia_smi", "gpu_used", "gpu_memory"}},
-	{"on the host", []string{"cpu_used", "cpu_rss", "cpu_delta", "cpu_delta_per_param"}},
+	{"in use on the GPU", []string{"nvidia_smi", "gpu_used"}},
+	{"on the host", []string{"cpu_used", "cpu_rss", "cpu_delta_per_param"}},
 }
 
 // levelTable returns what share of all figures with an interval is inside of it, level by level.
@@ -130,10 +130,13 @@ func levelTable(results []result) table.Writer {
 // coverageTable returns what share of runs is inside of their intervals, and what the verdicts on them are.
 func coverageTable(results []result) table.Writer {
 	c, falseFits := coverageOf(results), 0
-	verdicts := map[plan.Result]int{}
+	verdicts, ends := map[plan.Result]int{}, map[plan.Result]int{}
 	for _, r := range results {
 		falseFits += r.falseFits
 		verdicts[r.verdict]++
+		for _, end := range r.ends {
+			ends[end]++
+		}
 	}
 	t := table.NewWriter()
 	t.AppendHeader(table.Row{"runs", "number"})
@@ -144,6 +147,7 @@ func coverageTable(results []result) table.Writer {
 		{"planned as \"fits\" on their GPU", verdicts[plan.Fits]},
 		{"planned as \"tight\"", verdicts[plan.Tight]},
 		{"planned as \"does not fit\", though they ran", verdicts[plan.DoesNotFit]},
+		{"planned as \"does not fit\" or \"tight\", and ran out of memory", ends[plan.DoesNotFit] + ends[plan.Tight]},
 		{"false \"fits\": out of memory, or more than the GPU has", falseFits},
 	} {
 		t.AppendRow(line)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
 	"os"
 	"os/exec"
@@ -79,10 +80,11 @@ func (h history) write(file string) error {
 	return os.WriteFile(file, out.Bytes(), 0o644)
 }
 
-// add scores the runs that have no score yet. The commit is the last one that did not know them.
+// add scores the runs that have no score yet. The commit is the last one that did not know them. A run that is not
+// expressed has no error: NaN.
 func (h history) add(results []result, folder string) error {
 	var commit, date string
-	for _, r := range compared(results) {
+	for _, r := range results {
 		if _, known := h[r.ID]; known {
 			continue
 		}
@@ -93,8 +95,12 @@ func (h history) add(results []result, folder string) error {
 			}
 			commit, date, _ = strings.Cut(strings.TrimSpace(last), " ")
 		}
-		c := r.compared[0]
-		h[r.ID] = score{r.ID, commit, date, c.Quantity + ", " + c.Point, math.Round(1000*c.error()) / 1000}
+		figure, value := "", math.NaN() // of a run that is refused, or of one that ran out of memory
+		if len(r.compared) > 0 {
+			c := r.compared[0]
+			figure, value = c.Quantity+", "+c.Point, math.Round(1000*c.error())/1000
+		}
+		h[r.ID] = score{r.ID, commit, date, figure, value}
 	}
 	return nil
 }
@@ -232,24 +238,50 @@ func sourceTable(results []result, first history) table.Writer {
 	return t
 }
 
-// historyTable has the errors of all runs when they were first planned, and now.
-func historyTable(results []result, first history) table.Writer {
+// scored is what is now said of a row: its error, NaN if it is not expressed.
+type scored map[string]float64
+
+// firstTable compares first scores with those of now, for the rows that were first scored at each commit.
+func firstTable(now scored, first history) table.Writer {
 	t := table.NewWriter()
-	t.AppendHeader(table.Row{"planned", "runs", "median of the absolute error", "90th percentile", "largest"})
-	var before []float64
-	for _, r := range compared(results) {
-		if s, known := first[r.ID]; known {
-			before = append(before, s.error)
+	t.AppendHeader(table.Row{"planned", "rows", "expressed", "median of the absolute error", "90th percentile"})
+	rows, before, after := map[string]int{}, map[string][]float64{}, map[string][]float64{}
+	known := func(list []float64, value float64) []float64 {
+		if math.IsNaN(value) {
+			return list
+		}
+		return append(list, value)
+	}
+	for id, value := range now {
+		s := first[id]
+		rows[s.commit]++
+		before[s.commit], after[s.commit] = known(before[s.commit], s.error), known(after[s.commit], value)
+	}
+	most := func(a, b string) int { return cmp.Or(cmp.Compare(rows[b], rows[a]), cmp.Compare(a, b)) }
+	for _, commit := range slices.SortedFunc(maps.Keys(rows), most) {
+		for _, line := range []struct {
+			name   string
+			errors []float64
+		}{{"first, at " + commit, before[commit]}, {"the same rows, now", after[commit]}} {
+			of := statisticsOf(line.errors)
+			t.AppendRow(table.Row{line.name, rows[commit], len(line.errors), share(of.median), share(of.ninetieth)})
 		}
 	}
-	for _, line := range []struct {
-		name   string
-		errors []float64
-	}{{"first", before}, {"now", errorsOf(results, programs[0].estimate)}} {
-		s := statisticsOf(line.errors)
-		t.AppendRow(table.Row{line.name, s.rows, percent(s.median)[1:], percent(s.ninetieth)[1:], percent(s.all)[1:]})
-	}
 	return t
+}
+
+// scoresNow returns what is now said of the runs that are measured.
+func scoresNow(results []result) scored {
+	now := scored{}
+	for _, r := range results {
+		switch {
+		case len(r.compared) > 0:
+			now[r.ID] = r.compared[0].error()
+		case !r.isExpressed():
+			now[r.ID] = math.NaN()
+		}
+	}
+	return now
 }
 
 // stepHistoryFile is where the first scores of step times are, beside the page.

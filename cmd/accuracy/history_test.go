@@ -52,11 +52,12 @@ func TestFirstScores(t *testing.T) {
 	if _, err := git("../..", "log", "-1"); err != nil {
 		t.Skip(err)
 	}
-	r := row{GPU: "1x A100-40GB", Model: sizes{Name: "gpt2"}, Precision: "bf16", MicroBatch: 1, Sequence: 128,
-		Measured: []figure{{"max_allocated", "whole run", 4, "GiB"}}}
 	var results []result
-	for _, id := range []string{"old", "new"} {
-		r.ID = id
+	for _, id := range []string{"old", "new", "refused"} {
+		r := gpt2On(figure{Quantity: "max_allocated", Point: "whole run", Value: 4, Unit: "GiB"})
+		if r.ID = id; id == "refused" {
+			r.variants[0].Plan = []string{"--model", "none"}
+		}
 		results = append(results, compare(r, t.TempDir()))
 	}
 	file := filepath.Join(t.TempDir(), "first.csv")
@@ -75,7 +76,7 @@ func TestFirstScores(t *testing.T) {
 	if math.Abs(have.error-results[1].compared[0].error()) > 0.001 || have.commit == "" || have.date == "" {
 		t.Errorf("the new run has %+v", have)
 	}
-	if read["old"].error != 7 || len(read) != 2 {
+	if read["old"].error != 7 || len(read) != 3 || !math.IsNaN(read["refused"].error) {
 		t.Errorf("the history is now %+v", read)
 	}
 	if err := os.WriteFile(file, []byte("run,error\nx,1\n"), 0o644); err != nil {

@@ -48,7 +48,7 @@ func run(args []string, out io.Writer) error {
 		}
 		file = filepath.Join(shared, "data", "measurements-dev.jsonl")
 	}
-	rows, err := readRows(file)
+	rows, err := readRows(memoryRows)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"math"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -135,24 +136,36 @@ func readGolden(line []byte) (r goldenResult, isMegatron bool) {
 		return r, true
 	}
 	if r.Path == "" && len(r.Args) == 0 {
-		var measured struct {
-			row
-			Arguments map[string]any `json:"megatron_args"`
-		}
+		var measured measuredRow
 		r.unread = json.Unmarshal(line, &measured)
 		if !slices.Contains(measured.Tags, "megatron") || !strings.ContainsAny(measured.Confidence, "AB") {
 			return r, false
 		}
-		r.goldenRow = goldenOf(measured.row, measured.Arguments)
+		r.goldenRow = measured.golden()
 	}
 	r.allocated, r.most = highest(r.Allocated), highest(r.MaxAllocated)
 	return r, true
 }
 
-// goldenOf returns a row of measurements as one of golden values. Its source is the file of the functional test.
-func goldenOf(r row, arguments map[string]any) goldenRow {
-	g := goldenRow{Path: text(r.Source).find(`(tests/functional_tests/\S+\.json)`), Args: arguments,
-		stated: int64(r.Parallel.World), Allocated: map[string]float64{}, MaxAllocated: map[string]float64{}}
+// measuredRow is a run of Megatron-LM in a file of measurements. The recipe of such a row is well known (confidence A
+// and B). Rows of other programs have other tags.
+type measuredRow struct {
+	ID, Source, Confidence string
+	Tags                   []string
+	Arguments              map[string]any `json:"megatron_args"`
+	Parallel               struct{ World int64 }
+	Measured               []struct {
+		Quantity, Point, Unit string
+		Value                 any
+	}
+}
+
+var functionalTest = regexp.MustCompile(`tests/functional_tests/\S+\.json`)
+
+// golden returns the row as one of golden values. Its source is the file of the functional test.
+func (r *measuredRow) golden() goldenRow {
+	g := goldenRow{Path: functionalTest.FindString(r.Source), Args: r.Arguments, stated: r.Parallel.World,
+		Allocated: map[string]float64{}, MaxAllocated: map[string]float64{}}
 	if parts := strings.Split(g.Path, "/"); len(parts) >= 3 {
 		parts = parts[len(parts)-3:]
 		g.Family, g.Test, g.Platform = parts[0], parts[1], strings.TrimPrefix(parts[2], "golden_values_")
@@ -161,13 +174,16 @@ func goldenOf(r row, arguments map[string]any) goldenRow {
 		g.Path = r.ID
 	}
 	for _, f := range r.Measured {
-		if bytes, ok := f.bytes(); ok {
-			switch f.Quantity {
-			case "allocated":
-				g.Allocated[f.Point] = bytes
-			case "max_allocated":
-				g.MaxAllocated[f.Point] = bytes
-			}
+		value, isNumber := f.Value.(float64)
+		unit, known := units[f.Unit]
+		if !isNumber || !known {
+			continue
+		}
+		switch f.Quantity {
+		case "allocated":
+			g.Allocated[f.Point] = value * unit
+		case "max_allocated":
+			g.MaxAllocated[f.Point] = value * unit
 		}
 	}
 	return g

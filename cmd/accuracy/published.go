@@ -18,7 +18,7 @@ func tableOf(results []result) []byte {
 	var list []published.Measurement
 	for _, r := range compared(results) {
 		c, source := r.compared[0], address.FindString(r.Source)
-		if source == "" || c.plan == nil || c.perParameter() || c.inHiddenSizes() {
+		if source == "" || c.plan == nil || c.Unit == perParameter || c.Of == "layer" {
 			continue
 		}
 		device := ledger.GPU

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -32,6 +33,16 @@ func against(estimate, measured float64) string {
 
 func compared(results []result) []result {
 	return slices.DeleteFunc(slices.Clone(results), func(r result) bool { return len(r.compared) == 0 })
+}
+
+// expressed counts the runs that are planned.
+func expressed(results []result) (n int) {
+	for i := range results {
+		if results[i].isExpressed() {
+			n++
+		}
+	}
+	return n
 }
 
 // mainTable returns one line per row, worst first.
@@ -67,7 +78,7 @@ func missingTable(results []result) table.Writer {
 	t := table.NewWriter()
 	t.AppendHeader(table.Row{"run", "why it is not planned"})
 	for _, r := range results {
-		if len(r.compared) == 0 {
+		if !r.isExpressed() {
 			t.AppendRow(table.Row{r.ID, strings.ReplaceAll(r.reason, "\n", " ")})
 		}
 	}
@@ -132,6 +143,9 @@ func programTable(results []result) table.Writer {
 	return t
 }
 
+// repositoryFolder is a repository with the first folder of a path in it.
+var repositoryFolder = regexp.MustCompile(`^[\w-]+/[\w-]+/[\w-]+`)
+
 // family returns the source of the row.
 func (r row) family() string {
 	s := r.Source
@@ -139,8 +153,8 @@ func (r row) family() string {
 		s = strings.Replace(s, cut, "", 1)
 	}
 	s, _, _ = strings.Cut(strings.TrimSpace(s), " + ")
-	if name := text(s).find(`^([\w-]+/[\w-]+/[\w-]+)`); name != "" {
-		return strings.TrimSuffix(name, "/")
+	if name := repositoryFolder.FindString(s); name != "" {
+		return name
 	}
 	return s
 }
@@ -176,7 +190,7 @@ func writeMissing(out io.Writer, results []result) {
 }
 
 func writeSummary(out io.Writer, results []result) {
-	fmt.Fprintf(out, "%d of %d rows are expressed\n%s\n%s\n%s\n", len(compared(results)), len(results),
+	fmt.Fprintf(out, "%d of %d rows are expressed\n%s\n%s\n%s\n", expressed(results), len(results),
 		programTable(results).Render(), familyTable(results).Render(), coverageTable(results).Render())
 }
 
@@ -186,8 +200,8 @@ func writeDetail(out io.Writer, results []result) {
 		fmt.Fprintf(out, "\n%s  (%s)\n", r.ID, r.Source)
 		seen := ""
 		for _, c := range r.compared {
-			if line := c.Case.commandLine(); line != seen {
-				fmt.Fprintln(out, "  ", line)
+			if line := strings.Join(c.variant.Plan, " "); line != seen {
+				fmt.Fprintln(out, "   plimsoll plan", line)
 				seen = line
 			}
 			fmt.Fprintf(out, "    %-14s %-50s measured %8s planned %8s %8s  %s\n", c.Quantity, c.Point,
@@ -205,16 +219,15 @@ const method = `# Accuracy
 How far may you trust a plan? Here are public measurements of real training runs, each beside its plan.
 ` + "`make accuracy`" + ` compares them, and writes this page.
 
-Each measured run is expressed as a user would express it: config.json of the model, DeepSpeed's JSON,
-TrainingArguments, adapter_config.json and flags. One general mapping makes them for all runs from what the source
-says (cmd/accuracy). No figure is fitted to a run, and the program recognizes no run by its name. One
-table (software.go) has the defaults of training programs for what a source does not say, such as the dropout of
-LoRA. A figure's own words go before those of its run, such as its length, batch or optimizer. A vocabulary or an inner
-width that a source lacks follows from the number of parameters. Where a program takes its longest sample first, only
-that micro batch has the length of the source. The longest of the others, which are drawn at random, is shorter in the
-ratio of the logarithms of their number and of the number of all samples. Where a source does not give the length of
-sequences, 128 tokens are taken. float8 is planned as bf16. A run is left out, with the reason, where the mapping does
-not know a word for its precision, optimizer, adapter, sharding or recomputation.
+Each measured run is expressed as a user would express it: config.json of the model, a program's own configuration or
+DeepSpeed's, TrainingArguments, adapter_config.json and flags. Runs are rows of cmd/accuracy/memory.jsonl: the flags of
+a command line and the files that they name, written by hand from a source, with its figures. No figure is fitted to a
+run, and the program recognizes no run by its name. What a source does not say is the default of its program, such as
+the dropout of LoRA. A vocabulary or an inner width that a source lacks follows from the number of parameters. Where a
+program takes its longest sample first, only that micro batch has the length of the source. The longest of the others,
+which are drawn at random, is shorter in the ratio of the logarithms of their number and of the number of all samples.
+Where a source does not give the length of sequences, 128 tokens are taken. float8 is planned as bf16. A run without a
+verdict, or one that is refused, is not expressed, and stands below with the reason.
 
 Benchmarks of a module by itself, such as those of liger-kernel, have no job to plan. There the module runs on the
 planner's model of autograd, twice, as the benchmark does.
@@ -235,12 +248,17 @@ Both leave out activations, and neither knows adapters.
 // seen is the text of the report on what the planner said of runs before it could be mended for them.
 const seen = `The planner was mended where these runs showed that it was wrong. So their errors now are not what you should
 expect of a job of yours. What it said when it first planned a run is nearer to that. The history of this page has it:
-[accuracy-history.csv](accuracy-history.csv) names the commit for each run. ` + "`make accuracy`" + ` adds a run to that
-file before anybody has seen its error, and never changes a line of it.
+[accuracy-history.csv](accuracy-history.csv) names the commit for each run, the last before anybody here had planned
+it. ` + "`make accuracy`" + ` adds a run to that file before anybody has seen its error, and never changes a line of it.
 
 In November 2026 others planned 85 published runs that no developer had seen, each expressed by hand. The median of the
 absolute error was 4.2 %%, the 90th percentile 12.5 %%, and 64 %% of the figures were in their intervals.
 Mechanisms that were found thereby were mended since ([mechanisms.md](mechanisms.md)).
+
+The 88 rows of 5d2b190b were gathered for what earlier runs lacked: other programs, adapters, models of remote code and
+old releases. They were written down and committed before one of them was planned. Three ran out of memory and have no
+error. Some of their first errors are of the rows and not of the planner: what their first writing had misread, or left
+out of a configuration.
 `
 
 // worst is the text of the report on sources.
@@ -337,7 +355,7 @@ func checkDocument(file string, p page) error {
 	if err := p.readHistories(file); err != nil {
 		return err
 	}
-	for _, r := range compared(p.results) {
+	for _, r := range p.results {
 		if _, known := p.first[r.ID]; !known {
 			return fmt.Errorf("%s has no first score of %s: run make accuracy", historyFile(file), r.ID)
 		}
@@ -379,15 +397,15 @@ func documentOf(p page) []byte {
 	results, first := p.results, p.first
 	var b strings.Builder
 	b.WriteString(method)
-	fmt.Fprintf(&b, "## Summary\n\n%d of %d runs are expressed.\n\n%s\n\n%s\n\n", len(compared(results)),
+	fmt.Fprintf(&b, "## Summary\n\n%d of %d runs are expressed.\n\n%s\n\n%s\n\n", expressed(results),
 		len(results), programTable(results).RenderMarkdown(), familyTable(results).RenderMarkdown())
 	fmt.Fprintf(&b, "## Before and after runs were seen\n\n"+seen+"\n%s\n\n"+worst+"\n%s\n\n",
-		historyTable(results, first).RenderMarkdown(), sourceTable(results, first).RenderMarkdown())
+		firstTable(scoresNow(results), first).RenderMarkdown(), sourceTable(results, first).RenderMarkdown())
 	fmt.Fprintf(&b, "## Intervals\n\n"+intervals+"\n%s\n\n"+ofLevels+"\n%s\n\n", 100*widthOf(results),
 		coverageTable(results).RenderMarkdown(), levelTable(results).RenderMarkdown())
 	fmt.Fprintf(&b, "## Megatron-LM\n\n"+ofMegatron+"\n%s\n\n", goldenTable(p.golden).RenderMarkdown())
 	fmt.Fprintf(&b, "## Step times\n\n"+ofSteps+"\n%s\n\n"+ofStepSources+"\n%s\n\n"+ofFarSteps+"\n%s\n\n",
-		firstStepTable(p.steps, p.firstSteps).RenderMarkdown(), stepTable(p.steps).RenderMarkdown(),
+		firstTable(stepScores(p.steps), p.firstSteps).RenderMarkdown(), stepTable(p.steps).RenderMarkdown(),
 		farStepTable(p.steps).RenderMarkdown())
 	fmt.Fprintf(&b, "## Runs\n\nWorst first; sizes in GiB.\n\n%s\n\n", mainTable(results).RenderMarkdown())
 	fmt.Fprintf(&b, "## What is not expressed\n\n%s\n", missingTable(results).RenderMarkdown())

@@ -6,9 +6,7 @@ import (
 	_ "embed"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,7 +14,6 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/table"
 
-	"plimsoll/internal/plan/job"
 	"plimsoll/internal/plan/plan"
 	"plimsoll/internal/plan/roads"
 	"plimsoll/internal/plan/steptime"
@@ -74,28 +71,9 @@ func predictSteps(rows []stepRow, folder string) []stepResult {
 
 // predict plans the row in a folder of its own, as "plimsoll plan" does.
 func (r *stepResult) predict(folder string) error {
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return err
-	}
-	arguments := slices.Clone(r.Plan)
-	for name, content := range r.Files {
-		var text string
-		if json.Unmarshal(content, &text) != nil {
-			text = string(content)
-		}
-		path := filepath.Join(folder, name)
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			return err
-		}
-		for i, a := range arguments {
-			if a == name {
-				arguments[i] = path
-			}
-		}
-	}
-	var q job.Request
-	var m steptime.Machine
-	if err := argumentsOf(&q, &m).Parse(arguments); err != nil {
+	job := variant{Plan: r.Plan, Files: r.Files}
+	q, m, err := job.request(folder)
+	if err != nil {
 		return err
 	}
 	j, err := q.Resolve()
@@ -212,32 +190,16 @@ func stepTable(results []stepResult) table.Writer {
 	return t
 }
 
-// firstStepTable compares first scores with those of now, for the rows that were first scored at each commit.
-func firstStepTable(results []stepResult, first history) table.Writer {
-	t := table.NewWriter()
-	t.AppendHeader(table.Row{"predicted", "rows", "expressed", "median of the absolute error", "90th percentile"})
-	rows, before, now := map[string]int{}, map[string][]float64{}, map[string][]float64{}
+// stepScores returns what is now said of step times.
+func stepScores(results []stepResult) scored {
+	now := scored{}
 	for i := range results {
-		s := first[results[i].ID]
-		rows[s.commit]++
-		if !math.IsNaN(s.error) {
-			before[s.commit] = append(before[s.commit], s.error)
-		}
+		now[results[i].ID] = math.NaN()
 		if results[i].reason == "" {
-			now[s.commit] = append(now[s.commit], results[i].error())
+			now[results[i].ID] = results[i].error()
 		}
 	}
-	most := func(a, b string) int { return cmp.Compare(rows[b], rows[a]) }
-	for _, commit := range slices.SortedFunc(maps.Keys(rows), most) {
-		for _, line := range []struct {
-			name   string
-			errors []float64
-		}{{"first, at " + commit, before[commit]}, {"the same rows, now", now[commit]}} {
-			of := statisticsOf(line.errors)
-			t.AppendRow(table.Row{line.name, rows[commit], len(line.errors), share(of.median), share(of.ninetieth)})
-		}
-	}
-	return t
+	return now
 }
 
 // farStepTable lists the rows that are outside of their intervals, worst first, and those that are not predicted.

@@ -363,6 +363,8 @@ func batchFlags(c *cobra.Command, q *job.Request) {
 	flags.Var((*countFlag)(&q.Sequence), "seq-len", "tokens of a sequence")
 	flags.Var((*countFlag)(&q.UsualSequence), "usual-seq-len",
 		"tokens of a sequence after the first micro batch, which has the longest (default: those of --seq-len)")
+	flags.Var((*countFlag)(&q.ShortestSequence), "shortest-seq-len",
+		"tokens of the shortest sequence, if lengths vary from it to --seq-len: the allocator then reserves more")
 	flags.Var((*countFlag)(&q.MicroBatch), "micro-batch", "sequences of a rank's micro batch")
 	flags.Var((*countFlag)(&q.Accumulation), "grad-accum",
 		"gradient accumulation steps: micro batches of an optimizer step")

@@ -317,8 +317,7 @@ var mistral4 = variant{
 }
 
 var olmoe = variant{
-	inputBias: attentionBias, outputBias: attentionBias, heads: qkNorms, wholeNorms: true,
-	unsupported: []string{"clip_qkv"},
+	inputBias: attentionBias, outputBias: attentionBias, heads: qkNorms, wholeNorms: true, clips: "clip_qkv",
 	experts: &experts{chosen: 8, inner: "intermediate_size", normalized: setting{field: "norm_topk_prob"},
 		auxiliary: true},
 }

@@ -186,7 +186,7 @@ type Attention struct {
 	// Sinks is a parameter with a score for each head that takes part in the
 	// softmax. Only eager and flash attention know it.
 	Sinks string
-	// Clips reports whether the fused projection's result is limited to a range.
+	// Clips reports whether queries, keys and values are limited to a range.
 	Clips bool
 	// WideScores reports whether queries and keys are upcast to fp32 for scores.
 	WideScores bool

@@ -1,27 +1,33 @@
 package model
 
 // Decoders whose code lies beside their weights on the hub. Their config.json tells
-// the parameters. Their operations are those of that code, and not planned.
+// the parameters. Their operations are those of that code, and not planned but for the first Qwen.
 
-// qwen1 is the first Qwen.
+// qwen1 is the first Qwen. Its intermediate_size is that of both projections before the product together.
 func qwen1(s scope) {
-	s.withoutOperations()
 	vocabulary, hidden, inner := s.size("vocab_size"), s.size("hidden_size"), s.size("intermediate_size")/2
-	width := s.size("kv_channels") * s.size("num_attention_heads")
+	heads, each := s.size("num_attention_heads"), s.size("kv_channels")
+	width := each * heads
 	bias := !s.flagOr(true, "no_bias")
 	body := s.in("transformer")
-	body.embedding("wte", vocabulary, hidden)
-	body.repeat("h", s.size("num_hidden_layers"), func(block scope, _ int64) {
-		block.norm("ln_1", hidden)
-		block.linear("attn.c_attn", hidden, 3*width, true)
-		block.linear("attn.c_proj", width, hidden, bias)
-		block.norm("ln_2", hidden)
-		block.linear("mlp.w1", hidden, inner, bias)
-		block.linear("mlp.w2", hidden, inner, bias)
-		block.linear("mlp.c_proj", inner, hidden, bias)
+	stack := s.stack(hidden, Stack{Causal: true})
+	stack.TokenEmbedding = body.embedding("wte", vocabulary, hidden)
+	stack.EmbeddingDropout = s.shareOr(0, "emb_dropout_prob")
+	body.blocks(stack, "h", s.size("num_hidden_layers"), func(block scope, _ int64, b *Block) {
+		b.AttentionNorm = block.norm("ln_1", hidden)
+		b.Attention = Attention{Heads: heads, KeyValueHeads: heads, Width: each, ValueWidth: each, Rotary: 1,
+			WideRotary: true, Dropout: s.shareOr(0, "attn_dropout_prob")}
+		b.Attention.Fused = block.linear("attn.c_attn", hidden, 3*width, true)
+		b.Attention.Output = block.linear("attn.c_proj", width, hidden, bias)
+		b.FeedForwardNorm = block.norm("ln_2", hidden)
+		mlp := block.in("mlp")
+		b.FeedForward = FeedForward{Up: mlp.linear("w1", hidden, inner, bias),
+			Gate: mlp.linear("w2", hidden, inner, bias), Down: mlp.linear("c_proj", inner, hidden, bias),
+			Inner: inner, Activation: "silu"}
 	})
-	body.norm("ln_f", hidden)
+	stack.FinalNorm = body.norm("ln_f", hidden)
 	s.head("lm_head", hidden, vocabulary, false, "transformer.wte.weight")
+	s.network.Head.NarrowLoss = true
 }
 
 // remoteLlama returns a decoder with the structure of Llama: Baichuan, InternLM and

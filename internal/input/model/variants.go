@@ -45,6 +45,7 @@ type variant struct {
 	scalesQueries                                 bool // queries are multiplied by numbers of their positions
 	scalesEmbedding, scalesResidual, scalesLogits bool
 	softLogits                                    string   // the field with the limit of the logits
+	clips                                         string   // the field with the limit of queries, keys and values
 	sinks                                         bool     // a parameter for each head takes part in the softmax
 	experts                                       *experts // nil: a dense network in every layer
 	unsupported                                   []string // fields that change the operations
@@ -187,8 +188,7 @@ var nemotron = variant{
 }
 
 var olmo = variant{
-	inputBias: attentionBias, outputBias: attentionBias, kind: LayerNormF32, bare: true,
-	unsupported: []string{"clip_qkv"},
+	inputBias: attentionBias, outputBias: attentionBias, kind: LayerNormF32, bare: true, clips: "clip_qkv",
 }
 
 var olmo2 = variant{
@@ -394,6 +394,7 @@ func (v variant) attention(s scope, index int64) Attention {
 		}
 	}
 	a.Joined, a.WideRotary, a.OwnAngles = v.joined, v.wideRotary, v.ownAngles
+	a.Clips = v.clips != "" && s.isSet(v.clips)
 	if v.rotary > 0 {
 		rotary := v.rotary
 		if v.rotaryWidth != "" {

@@ -109,7 +109,7 @@ func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v,
 	case a.Fused != "":
 		whole := p.linear(a.Fused, x, queries+keys+values)
 		if a.Clips {
-			whole = p.follow(whole, p.unary(whole, whole.DType, saveInput))
+			whole = p.clipped(whole)
 		}
 		parts := p.split(whole, queries, keys, values)
 		q, k, v = parts[0], parts[1], parts[2]
@@ -134,6 +134,9 @@ func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v,
 	if !a.NormsRotated {
 		q, k = p.normed(a, q, k)
 	}
+	if a.Clips && a.Fused == "" {
+		q, k, v = p.clipped(q), p.clipped(k), p.clipped(v)
+	}
 	if a.Rotary > 0 {
 		q, k = p.rotated(a, q, k)
 	}
@@ -147,6 +150,12 @@ func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v,
 		q, k, v = p.copied(q), p.copied(k), p.copied(v)
 	}
 	return q, k, v, gate
+}
+
+// clipped limits a tensor to a range and drops it. The backward pass needs what it was: clamp_, which works in place,
+// saves a copy.
+func (p *pass) clipped(x *autograd.Tensor) *autograd.Tensor {
+	return p.follow(x, p.unary(x, x.DType, saveInput))
 }
 
 // copied copies a tensor into another order and drops it.

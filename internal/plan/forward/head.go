@@ -247,7 +247,7 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 			return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}, Replaces: true,
 				Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
 		}
-		if p.Loss == ShiftLogits {
+		if p.Loss == ShiftLogits && p.Batch > 1 { // what is left of one sequence is contiguous, and a view
 			shifted := p.unary(x, x.DType, saveNothing)
 			x = shifted
 		}

@@ -24,7 +24,7 @@ const (
 	// and shifts the labels.
 	ShiftLabels LossKind = iota
 	// ShiftLogits is the loss of transformers before 4.46: it copies all logits
-	// but the last.
+	// but the last of each sequence, if there are several.
 	ShiftLogits
 	// CompiledLoss is ShiftLabels compiled. It materializes neither the upcast
 	// logits nor the log-probabilities.

@@ -12,7 +12,8 @@ func (r *resolver) batch() error {
 	for _, n := range []struct {
 		flag  string
 		value int
-	}{{"--seq-len", r.Sequence}, {"--usual-seq-len", r.UsualSequence}, {"--micro-batch", r.MicroBatch},
+	}{{"--seq-len", r.Sequence}, {"--usual-seq-len", r.UsualSequence},
+		{"--shortest-seq-len", r.ShortestSequence}, {"--micro-batch", r.MicroBatch},
 		{"--grad-accum", r.Accumulation}} {
 		if n.value < 0 || n.value > 1<<26 {
 			return fault.Inputf("%s is %d, expected a number from 1 to %d", n.flag, n.value, 1<<26)
@@ -67,10 +68,33 @@ func (r *resolver) batch() error {
 		}
 	}
 	j.Accumulation = max(1, j.Accumulation)
+	if err := r.shortest(); err != nil {
+		return err
+	}
 	j.UsualSequence = int64(r.UsualSequence)
 	if j.UsualSequence > j.Sequence {
 		return fault.Inputf("--usual-seq-len is %d, but the first and longest sequences have %d tokens",
 			j.UsualSequence, j.Sequence).WithHint("give the longest length as --seq-len")
+	}
+	return nil
+}
+
+// shortest sets the length that lengths vary from.
+func (r *resolver) shortest() error {
+	j := r.job
+	j.ShortestSequence = int64(r.ShortestSequence)
+	switch {
+	case j.ShortestSequence == 0:
+		return nil
+	case j.ShortestSequence > j.Sequence:
+		return fault.Inputf("--shortest-seq-len is %d, but the longest sequences have %d tokens", j.ShortestSequence,
+			j.Sequence).WithHint("give the longest length as --seq-len")
+	case r.UsualSequence > 0:
+		return fault.Inputf("--shortest-seq-len and --usual-seq-len both say how long sequences are that are not the " +
+			"longest").WithHint("give one of them")
+	case r.PipelineParallel > 1 || r.Inputs.framework != nil && r.Inputs.framework.Stages() > 1:
+		return fault.Inputf("--shortest-seq-len: lengths that vary are not planned yet with pipeline stages").
+			WithHint("leave it out to plan the longest everywhere")
 	}
 	return nil
 }
@@ -104,9 +128,9 @@ func (r *resolver) length() error {
 	what := "sequences"
 	switch {
 	case n.OnlyImages():
-		if r.Sequence > 0 || r.UsualSequence > 0 {
-			return fault.Inputf("--seq-len and --usual-seq-len are for models that read tokens, but %s reads images "+
-				"only", j.Model.Name).
+		if r.Sequence > 0 || r.UsualSequence > 0 || r.ShortestSequence > 0 {
+			return fault.Inputf("--seq-len, --usual-seq-len and --shortest-seq-len are for models that read tokens, "+
+				"but %s reads images only", j.Model.Name).
 				WithHint("leave them out; --image-size is for models that read images of any size")
 		}
 		j.Sequence = 1 // images sets it

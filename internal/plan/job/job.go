@@ -69,8 +69,10 @@ type Batch struct {
 	Sequence     int64
 	// UsualSequence is the length in all micro batches but the first; 0 for Sequence.
 	UsualSequence int64
-	Images        forward.Images // of a pass
-	Accumulation  int
+	// ShortestSequence is the length that lengths vary from, up to Sequence; 0 if all sequences are as long.
+	ShortestSequence int64
+	Images           forward.Images // of a pass
+	Accumulation     int
 	// DividesBatch says that a file has the batch of a rank, and the size of a pipeline's micro batches, which divide
 	// it.
 	DividesBatch bool

@@ -34,8 +34,7 @@ type Request struct {
 	NUMANodes   int // of a node
 
 	Sequence, MicroBatch, Accumulation int
-	// UsualSequence is the length in all micro batches but the first, which has the longest sample; 0 for Sequence.
-	UsualSequence int `json:",omitempty"`
+	Lengths
 
 	Images    *int     `json:",omitempty"` // of a sequence
 	ImageSize string   `json:",omitempty"` // height and width in pixels, such as 768x1024
@@ -74,6 +73,14 @@ type Request struct {
 
 	// Texts stand for files of the request, and for those that they name.
 	Texts files.Texts `json:"-"`
+}
+
+// Lengths are those of sequences that are not the longest.
+type Lengths struct {
+	// UsualSequence is the length in all micro batches but the first, which has the longest sample; 0 for Sequence.
+	UsualSequence int `json:",omitempty"`
+	// ShortestSequence is the length that lengths vary from; 0 if all sequences are as long.
+	ShortestSequence int `json:",omitempty"`
 }
 
 // Recorded are files of what a job runs on, and of what it has run like.

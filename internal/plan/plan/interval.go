@@ -22,6 +22,8 @@ type Spread struct {
 	attention ledger.Bytes // what the backward pass of fused attention adds up, in fp32
 	ahead     ledger.Bytes // gathered ahead of its use
 	compiled  ledger.Bytes // a tensor of the residual stream's width in every block; 0 without torch.compile
+	varies    bool         // lengths vary, and were simulated in several orders
+	fuller    ledger.Bytes // what the allocator reserves more in another of them
 	longer    float64      // the longest sequences by the usual ones, less 1; 0 if lengths do not vary
 	experts   bool         // ranks share experts, and the plan gives each as many tokens
 	unknown   float64      // the share of what is no state that may be there more or less, for no reason that is known
@@ -62,6 +64,9 @@ func spreadOf(j *job.Job, c simulate.RankClass) Spread {
 		experts:   j.Parallel.Expert > 1,
 		unknown:   notModelled,
 		ranks:     ledger.Bytes(c.RanksPerNode),
+	}
+	if c.Beyond != nil {
+		s.varies, s.fuller = true, *c.Beyond
 	}
 	if j.UsualSequence > 0 && j.UsualSequence < j.Sequence {
 		s.longer = float64(j.Sequence)/float64(j.UsualSequence) - 1
@@ -204,8 +209,14 @@ func (s Spread) Reserved(kind ledger.Kind, reserved ledger.Bytes, phases []ledge
 		reason = "what the allocator has reserved beyond the allocated blocks: none where its cache is reused or " +
 			"emptied, as much again where frees come in another order"
 	}
-	list.add("fragments", fragments, fragments, reason)
-	below, above := ledger.Spread(append(parts, ledger.Source{Below: fragments, Above: fragments}))
+	beyond := fragments
+	if kind == ledger.GPU && s.varies {
+		beyond = max(fragments, s.fuller)
+		reason = "what lengths leave behind: nothing where the longest come first, and as much again in other orders " +
+			"and over more steps"
+	}
+	list.add("fragments", fragments, beyond, reason)
+	below, above := ledger.Spread(append(parts, ledger.Source{Below: fragments, Above: beyond}))
 	return intervalOf(reserved-below, reserved+above, list)
 }
 

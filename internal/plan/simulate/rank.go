@@ -3,6 +3,7 @@ package simulate
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 
 	"plimsoll/internal/base/fault"
@@ -24,6 +25,8 @@ type RankClass struct {
 	// Ahead is what the engine gathers at a time, ahead of its use; 0 if it gathers nothing.
 	Ahead  ledger.Bytes
 	Pinned ledger.Bytes // of a rank's host memory at most in steps, of a job of Megatron-LM
+	// Beyond is what a GPU reserves more in another order of lengths; nil where all sequences are as long.
+	Beyond *ledger.Bytes
 	// Offloaded are the parameters that a rank updates, if the job offloads states.
 	Offloaded []roads.Parameter
 }
@@ -40,7 +43,7 @@ func Run(j *job.Job, limit Limit) ([]RankClass, error) {
 		return runMegatron(j, everyStage(j.Megatron), limit)
 	}
 	if j.Pipeline == nil {
-		class, err := runClass(j, limit)
+		class, err := runOrders(j, limit)
 		return []RankClass{class}, err
 	}
 	return runStages(j, stagesOf(j), limit)
@@ -95,7 +98,7 @@ func holdsAsMuch(j, other *job.Job) bool {
 func runStages(j *job.Job, stages []*job.Job, limit Limit) (classes []RankClass, err error) {
 	each := j.World / int(j.Pipeline.Degree)
 	for _, stage := range stages {
-		class, err := runClass(stage, limit)
+		class, err := runClass(stage, limit, 0)
 		if err != nil {
 			return nil, err
 		}
@@ -106,7 +109,7 @@ func runStages(j *job.Job, stages []*job.Job, limit Limit) (classes []RankClass,
 }
 
 // runClass simulates a rank of a class.
-func runClass(j *job.Job, limit Limit) (class RankClass, err error) {
+func runClass(j *job.Job, limit Limit, order uint64) (class RankClass, err error) {
 	cache, err := newCache(j, limit)
 	if err != nil {
 		return class, err
@@ -117,6 +120,7 @@ func runClass(j *job.Job, limit Limit) (class RankClass, err error) {
 		gpu = newTrace(cache)
 	}
 	s := newSimulation(j, gpu, host)
+	s.lengths.draws = rand.New(rand.NewPCG(order, 0))
 	if s.rollout, err = newRollout(j, gpu, host); err != nil {
 		return class, err
 	}

@@ -50,8 +50,9 @@ type simulation struct {
 	engine        sharding
 	stepped       bool // the optimizer states exist
 	workspaces    int
-	micro, micros int            // index of the micro batch, and their number
-	sequence      int64          // tokens of a sequence in this micro batch
+	micro, micros int   // index of the micro batch, and their number
+	sequence      int64 // tokens of a sequence in this micro batch
+	lengths       lengths
 	held          forward.Result // outputs of the previous step that the loop holds
 	offloaded     offloadedActivations
 	pipeline      pipeline
@@ -131,7 +132,7 @@ func (s *simulation) phase(name ledger.PhaseName, iteration ledger.Iteration, bo
 	s.host.phase(name, iteration, func() { s.gpu.phase(name, iteration, body) })
 }
 
-// run runs the job. It runs two steps: the first, and one that stands for all others.
+// run runs the job. It runs two steps: the first, and one that stands for all others, or several where lengths vary.
 func (s *simulation) run() {
 	s.phase(ledger.Load, ledger.Once, func() {
 		s.experts.load()
@@ -148,7 +149,7 @@ func (s *simulation) run() {
 		s.rollout.start()
 	})
 	s.iterate(ledger.First)
-	s.iterate(ledger.Steady)
+	s.steady()
 	s.phase(ledger.Checkpoint, ledger.Once, func() {
 		s.engine.save()
 		s.experts.save()
@@ -173,10 +174,7 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 	}
 	micros := min(max(s.Accumulation, 1), most)
 	for micro := range micros {
-		s.micro, s.micros, s.sequence = micro, micros, s.UsualSequence
-		if s.sequence == 0 || micro == 0 && iteration == ledger.First {
-			s.sequence = s.Sequence
-		}
+		s.micro, s.micros, s.sequence = micro, micros, s.length(micro, iteration)
 		batch := s.gpu.Allocate(ledger.Bytes(s.BatchTensors*8*s.Sequences()*s.sequence+s.pixelBytes()), ledger.Batch,
 			s.whyBatch)
 		if s.Parallel.DeepSpeedUlysses { // the batches of all ranks that share a sequence (UlyssesSPDataLoaderAdapter)

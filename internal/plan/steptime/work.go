@@ -27,8 +27,13 @@ type work struct {
 	reach          float64 // share of the blocks that the backward pass goes through
 }
 
-// sequenceOf returns the length of all micro batches but the first.
-func sequenceOf(j *job.Job) int64 { return cmp.Or(j.UsualSequence, j.Sequence) }
+// sequenceOf returns the length of all micro batches but the first, and the mean of lengths that vary.
+func sequenceOf(j *job.Job) int64 {
+	if j.ShortestSequence > 0 {
+		return (j.ShortestSequence + j.Sequence) / 2
+	}
+	return cmp.Or(j.UsualSequence, j.Sequence)
+}
 
 // chosenOf returns the share of the experts' weights that a token is multiplied by, by name.
 func chosenOf(j *job.Job) map[string]float64 {

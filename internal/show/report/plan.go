@@ -121,7 +121,8 @@ type PlannedJob struct {
 	Nodes        int    `json:"nodes"`
 	MicroBatch   int64  `json:"micro_batch"`
 	Sequence     int64  `json:"sequence_length"`
-	Usual        int64  `json:"usual_sequence_length,omitempty"` // where the first micro batch has longer ones
+	Usual        int64  `json:"usual_sequence_length,omitempty"`    // where the first micro batch has longer ones
+	Shortest     int64  `json:"shortest_sequence_length,omitempty"` // where lengths vary
 	Accumulation int    `json:"gradient_accumulation"`
 	Weights      string `json:"weight_dtype"`
 	Autocast     string `json:"autocast_dtype"` // empty for off
@@ -166,6 +167,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 			MicroBatch:      j.MicroBatch,
 			Sequence:        j.Sequence,
 			Usual:           j.UsualSequence,
+			Shortest:        j.ShortestSequence,
 			Accumulation:    j.Accumulation,
 			Weights:         j.ParameterType.String(),
 			Attention:       string(j.Attention),
@@ -251,6 +253,9 @@ func (d *PlanDocument) batch() string {
 	text := fmt.Sprintf("%s of %s tokens", counted(int(d.Job.MicroBatch), "sequence"), ledger.Count(d.Job.Sequence))
 	if d.Job.Usual > 0 {
 		text += fmt.Sprintf(" (%s after the first)", ledger.Count(d.Job.Usual))
+	}
+	if d.Job.Shortest > 0 {
+		text += fmt.Sprintf(" (the shortest has %s)", ledger.Count(d.Job.Shortest))
 	}
 	if d.Job.Accumulation > 1 {
 		text += fmt.Sprintf(" in each of %d micro batches", d.Job.Accumulation)
