@@ -15,7 +15,7 @@ var batchPatterns = []pattern{
 	{ // Slurm: src/plugins/task/cgroup/task_cgroup_memory.c
 		name:       "Slurm: killed for memory",
 		literals:   []string{"oom_kill event", "oom-kill event"},
-		expression: `Detected (?P<n>\d+) oom[_-]kill event(?:s|\(s\))? in (?:step )?(?P<step>\S+?)(?:\.| cgroup\.)(?: |$)`,
+		expression: `Detected (?P<n>\d+) oom[_-]kill event(?:s|\(s\))? in (?:step )?(?P<step>\S+?)(?:\.| cgroup\.?)(?: |$)`,
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
 			return BatchKill{By: "Slurm", What: m.get("step"), Count: m.integer("n", 0)}
@@ -137,9 +137,9 @@ var batchPatterns = []pattern{
 	},
 	{ // kubelet: pkg/kubelet/eviction/helpers.go
 		name: "Kubernetes: evicted",
-		literals: []string{"The node was low on resource", "exceeds the total limit of containers",
-			"exceeds the limit", "local ephemeral storage limit"},
-		expression: `The node was low on resource: [\w-]+|` +
+		literals: []string{"The node was low on resource", "The node had condition: [",
+			"exceeds the total limit of containers", "exceeds the limit", "local ephemeral storage limit"},
+		expression: `The node was low on resource: [\w-]+|The node had condition: \[\w+Pressure\b|` +
 			`ephemeral local storage usage exceeds the total limit of containers|` +
 			`exceeded its local ephemeral storage limit|` +
 			`(?:EmptyDir|emptyDir) volume .*exceeds the limit`,

@@ -298,6 +298,14 @@ var kernelPatterns = []pattern{
 			return LibraryFailed{Library: "the NVIDIA driver", Status: status}
 		},
 	},
+	{ // nvidia-smi
+		name:     "the driver has lost a GPU",
+		literals: []string{"Unable to determine the device handle for ", "GPU is lost"},
+		expression: `(?P<lost>Unable to determine the device handle for (?:GPU ?|gpu )\S+: (?:Unknown Error|GPU is lost)|` +
+			`\bGPU is lost)`,
+		kind: GPUList,
+		fact: func(m *match) Fact { return LibraryFailed{Library: "the NVIDIA driver", Status: m.get("lost")} },
+	},
 	{ // out_of_memory
 		name:       "panic",
 		literals:   []string{"System is deadlocked on memory", "Out of memory and no killable processes"},

@@ -13,6 +13,7 @@ const (
 	SIGHUP  = 1
 	SIGINT  = 2
 	SIGILL  = 4
+	SIGABRT = 6
 	SIGBUS  = 7
 	SIGXFSZ = 25
 	SIGFPE  = 8
@@ -323,6 +324,15 @@ var launcherPatterns = []pattern{
 			`illegal hardware instruction|hangup)\b`,
 		kind: TrainerLog, fact: ended("shell"),
 	},
+	{ // what a terminal shows of Ctrl-C
+		name:       "terminal: interrupted",
+		literals:   []string{"^C"},
+		expression: `^(?:\^C)+$`,
+		kind:       TrainerLog,
+		fact: func(*match) Fact {
+			return ProcessEnded{By: "terminal", Rank: NoRank, LocalRank: NoRank, Signal: SIGINT}
+		},
+	},
 	{ // make and other programs that name the signal, and shells that say it behind the number of a process
 		name: "a signal by its number",
 		literals: []string{"erminated by signal", "illed by signal", "aught signal", "signal: killed", "xited " +
@@ -369,11 +379,12 @@ var launcherPatterns = []pattern{
 		literals: []string{
 			"ncclRemoteError", "by remote peer", "ncclSystemError", "ncclInternalError",
 			"NCCL communicator was aborted", "NCCL WARN", "DistBackendError: NCCL error",
+			"Got completion ",
 		},
 		expression: `(?P<what>ncclRemoteError|ncclSystemError|ncclInternalError|Connection closed by remote peer|` +
 			`DistBackendError: NCCL error.*unhandled system error|` +
 			`NCCL communicator was aborted|NCCL WARN .*(?:Connection reset by peer|Connection refused|` +
-			`Broken pipe|timed out))`,
+			`Broken pipe|timed out)|Got completion (?:from peer \S+ )?with (?:status=|error )(?:[1-9]\d*)\b.*)`,
 		kind: TrainerLog, fact: collective("NCCL"),
 	},
 	{ // gloo/transport/tcp/pair.cc: a rank and its peer are in two collectives, or of two sizes

@@ -79,6 +79,12 @@ var signPatterns = []pattern{
 			`(?i:\bdevice[ _]?(?:has been )?lost\b)`,
 		kind: Unknown, fact: signOf(0),
 	},
+	{ // libc's assert of BSD and macOS; zsh's word on a job, behind a line that the program has not ended
+		name:       "sign of an assertion",
+		literals:   []string{"Assertion failed: ", " abort  ", " killed  ", " segmentation fault  "},
+		expression: `\bAssertion failed: |\[\d+\] +[+-]? *\d+ (?:abort|killed|segmentation fault) {2,}`,
+		kind:       Unknown, fact: signOf(0),
+	},
 	{ // codes of vendors, and codes that are not 0
 		name: codeSign,
 		literals: []string{"_ERROR", "_STATUS_", "_RESULT_", "Error_t", "rror code", "rror: ", "rrno", "ret=",
@@ -210,7 +216,7 @@ var handledPatterns = []pattern{
 			`current )?(?:batch|update|step|sample|choice|config|candidate)\b|` +
 			`\bwill (?:be )?retr(?:y|ied)\b|\bcontinuing (?:anyway|without|with)\b|\b(?:recovered|` +
 			`attempting to recover) from\b)`,
-		kind: Unknown,
+		kind: Unknown, handled: true,
 		fact: func(m *match) Fact { return Handled{What: m.whole[m.indices[0]:m.indices[1]]} },
 	},
 }
@@ -390,7 +396,7 @@ var exceptionPatterns = []pattern{
 			if t := m.stream; wrong && t != nil && t.trace != nil && t.trace.pinned {
 				return LockFailed{By: "cudaHostRegister"}
 			}
-			if lackText.MatchString(m.whole) || supposes.MatchString(m.whole) || internalError.MatchString(what) {
+			if lackText.MatchString(m.whole) || supposes.MatchString(m.sentence()) || internalError.MatchString(what) {
 				return nil
 			}
 			by := cmp.Or(strings.Trim(m.get("by")+m.get("metal"), "[]"), "device")
