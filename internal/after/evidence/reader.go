@@ -409,7 +409,7 @@ func (r *reader) add(t *text, fact Fact) {
 	}
 	f := Finding{
 		Line: Line{File: r.source.Name, Number: t.number, Text: t.shown()},
-		Rank: t.rank, Time: t.when(), Uptime: t.uptime, Fact: fact,
+		Rank: t.rank, Process: t.stream, Time: t.when(), Uptime: t.uptime, Fact: fact,
 	}
 	if !r.repeats.keeps(&f, t.string) {
 		return

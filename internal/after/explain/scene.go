@@ -21,6 +21,7 @@ type scene struct {
 	index      index              // of the findings
 	killWords  killWords          // of the words
 	ranks      map[int]int        // by PID, as launchers name them
+	labels     map[pidOf]string   // of processes by their numbers
 	words      []evidence.Finding // of the kernel, its counters and batch systems
 	kills      []evidence.Finding // of the kernel's OOM killer: those that concern the job
 	levels     *levels            // nil without a recording
@@ -69,6 +70,7 @@ func newScene(in *Inputs) *scene {
 			s.words = append(s.words, f)
 		}
 	}
+	s.labels = labelsByPID(s.findings)
 	s.killWords = wordsOfKills(s.words)
 	s.order()
 	s.kills = s.linkedKills()
