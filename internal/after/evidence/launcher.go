@@ -256,7 +256,7 @@ var launcherPatterns = []pattern{
 		name:       "engine process ended",
 		literals:   []string{"Failed core proc(s)"},
 		expression: `Failed core proc\(s\): \{(?:.*?: (?P<code>-?\d+))?`,
-		kind:       TrainerLog,
+		kind:       TrainerLog, picky: true,
 		fact: func(m *match) Fact {
 			if m.get("code") == "" { // it does not say how
 				return nil

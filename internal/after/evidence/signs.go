@@ -189,14 +189,14 @@ var (
 var overcome = lazyregexp.New(`(?i)\b(?:warning|warn|deprecated|no errors?|0 errors?|ignor(?:e|ed|ing)|` +
 	`skip(?:ped|ping)|retry(?:ing)?|fall(?:ing)? ?back|optional)\b`)
 
-// sentence returns the sentence of a match, in a line that may have several.
+// sentence returns the sentence that a match begins in, of a line that may have several.
 func (m *match) sentence() string {
 	begin, end := 0, len(m.whole)
 	if i := strings.LastIndex(m.whole[:m.indices[0]], ". "); i >= 0 {
 		begin = i + 2
 	}
-	if i := strings.Index(m.whole[m.indices[1]:], ". "); i >= 0 {
-		end = m.indices[1] + i
+	if i := strings.Index(m.whole[m.indices[0]:], ". "); i >= 0 {
+		end = m.indices[0] + i
 	}
 	return m.whole[begin:end]
 }
