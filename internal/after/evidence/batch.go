@@ -315,11 +315,13 @@ var batchPatterns = []pattern{
 			return BatchKill{By: "batch system"}
 		},
 	},
-	{ // runc, Nomad, Amazon ECS, Flux, YARN: the words in which any of them may say it
+	{ // runc, Nomad, Amazon ECS, Flux, YARN, hosting services: the words in which any of them may say it
 		name: "a container or a job was killed for memory",
 		literals: []string{"OOM Killed", "OOM-killed", "OOM killed", "oom-killed", "killed due to memory usage",
-			"Memory cgroup out of memory: killed", "beyond the 'PHYSICAL' memory limit"},
-		expression: `\b(?:OOM|oom)[- ][Kk]illed\b|[Cc]ontainer killed due to memory usage|` +
+			"Memory cgroup out of memory: killed", "beyond the 'PHYSICAL' memory limit", "erminated due to OOM",
+			"OOMKilled: ", "for exceeding memory limits"},
+		expression: `\b(?:OOM|oom)[- ][Kk]illed\b|[Cc]ontainer killed due to memory usage|\b[Tt]erminated due to OOM\b|` +
+			`\bOOMKilled: [A-Z]|[Cc]ontainer killed by YARN for exceeding memory limits|` +
 			`Memory cgroup out of memory: killed \d+ task|beyond the 'PHYSICAL' memory limit`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact {

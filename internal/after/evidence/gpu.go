@@ -158,6 +158,15 @@ var gpuPatterns = []pattern{
 				Memory: status != "UR_RESULT_ERROR_OUT_OF_RESOURCES"}
 		},
 	},
+	{ // MindSpore: mindspore/ccsrc/runtime/device, with sizes in bytes
+		name:       "MindSpore out of memory",
+		literals:   []string{"Out of Memory!!!"},
+		expression: `Out of Memory!!! total\[(?P<total>\d+)\].* malloc\[(?P<req>\d+)\] failed`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return GPUOutOfMemory{Backend: "NPU", Device: -1, Requested: m.size("req", 1), Total: m.size("total", 1)}
+		},
+	},
 	{ // the Neuron runtime: nrt/nrt_status.h
 		name:       "Neuron out of memory",
 		literals:   []string{"NRT_RESOURCE"},

@@ -336,8 +336,8 @@ var launcherPatterns = []pattern{
 	{ // make and other programs that name the signal, and shells that say it behind the number of a process
 		name: "a signal by its number",
 		literals: []string{"erminated by signal", "illed by signal", "aught signal", "signal: killed", "xited " +
-			"on signal"},
-		expression: `\b(?:[Tt]erminated by|[Kk]illed by|[Cc]aught|[Ee]xited on) signal:? (?P<sig>\d{1,2}|` +
+			"on signal", "died due to signal"},
+		expression: `\b(?:[Tt]erminated by|[Kk]illed by|[Cc]aught|[Ee]xited on|died due to) signal:? (?P<sig>\d{1,2}|` +
 			`SIG[A-Z]+)\b|` +
 			`\bsignal: (?P<sig2>killed)$`,
 		kind: TrainerLog,
@@ -347,6 +347,19 @@ var launcherPatterns = []pattern{
 				f.Signal = SIGKILL
 			}
 			return f
+		},
+	},
+	{ // glibc: malloc/malloc.c, debug/fortify_fail.c
+		name: "glibc aborts",
+		literals: []string{"free(): ", "lloc(): ", "_chunk(): ", "consolidate(): ", "double free or corruption (",
+			"corrupted size vs. prev_size", "corrupted double-linked list", " detected ***: terminated"},
+		expression: `\b(?P<what>(?:(?:free|malloc|realloc|munmap_chunk|mremap_chunk|malloc_consolidate)\(\): ` +
+			`(?:invalid|corrupted|double free|memory corruption|mismatching|unaligned|unsorted|smallbin|largebin)|` +
+			`double free or corruption \(|corrupted (?:size vs\. prev_size|double-linked list)).*)|` +
+			`\*\*\* (?P<smashed>(?:stack smashing|buffer overflow) detected) \*\*\*: terminated`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact {
+			return Exception{Type: "an abort of the C library", Message: m.get("what") + m.get("smashed")}
 		},
 	},
 	{ // CPython: Modules/faulthandler.c
@@ -423,7 +436,7 @@ var launcherPatterns = []pattern{
 			"return code", "exitcode",
 			"ExitCode", "EXIT_CODE", "Exit Code", "Exit code", "returncode",
 		},
-		expression: `(?i:\b(?:exit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _]?(?:code|status)|` +
+		expression: `(?i:\b(?:exit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _]?(?:(?:status )?code|status)|` +
 			`exited(?: with)?|non-zero status|` +
 			`return ?code|(?P<rc>rc))(?: is| was)?[ =:(]*(?P<code>-?\d{1,3})(?:['".,;:)\]}]|\s*$|\s+(?:ago|at|` +
 			`after|on|from|in|during|while|completed|\(|-)))`,
