@@ -53,7 +53,7 @@ func hostLabel(t *text, groups []string) {
 }
 
 // HostMark ends the label of a host, which has several processes.
-const HostMark = ":"
+const HostMark = "@"
 
 func uptimeLabel(t *text, groups []string) {
 	if seconds, err := strconv.ParseFloat(groups[1], 64); err == nil && seconds < 1e9 {

@@ -236,18 +236,23 @@ type pidOf struct {
 // labelOfPID is how Ray, vLLM and journals write the number of a process into its label.
 var labelOfPID = lazyregexp.New(`\bpid=(\d{1,9})\b|\[(\d{1,9})\]$`)
 
-// labelsByPID returns the labels of processes by their numbers.
-func labelsByPID(findings []evidence.Finding) map[pidOf]string {
-	labels := map[pidOf]string{}
-	for _, f := range findings {
-		if groups := labelOfPID.FindStringSubmatch(f.Process); groups != nil {
-			pid, err := strconv.Atoi(groups[1] + groups[2])
-			if err == nil {
-				labels[pidOf{f.File, pid}] = f.Process
-			}
+// nameProcesses notes the labels of processes by their numbers, and the ranks of those that also tell their rank.
+func (s *scene) nameProcesses() {
+	s.labels = map[pidOf]string{}
+	for _, f := range s.findings {
+		groups := labelOfPID.FindStringSubmatch(f.Process)
+		if groups == nil {
+			continue
+		}
+		pid, err := strconv.Atoi(groups[1] + groups[2])
+		if err != nil {
+			continue
+		}
+		s.labels[pidOf{f.File, pid}] = f.Process
+		if _, known := s.ranks[pid]; !known && f.Rank != evidence.NoRank {
+			s.ranks[pid] = f.Rank
 		}
 	}
-	return labels
 }
 
 // rankOf returns the rank of a finding, or evidence.NoRank. A launcher may name the rank of a process in another line.
@@ -261,6 +266,10 @@ func (s *scene) rankOf(f evidence.Finding) int {
 		}
 	case evidence.BatchKill:
 		pid = fact.PID
+	case evidence.WorkerEnded:
+		if len(fact.PIDs) == 1 {
+			pid = fact.PIDs[0]
+		}
 	}
 	if rank, ok := s.ranks[pid]; ok && own == evidence.NoRank {
 		return rank

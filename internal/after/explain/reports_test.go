@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -94,11 +95,27 @@ func TestLabelledProcesses(t *testing.T) {
 		"a report on a process": {"(Worker pid=7) MemoryError\n(raylet) A worker died. Worker PID: 7 Worker exit type: " +
 			"SYSTEM_ERROR Worker exit detail: End of file.\n", Host, "Worker pid=7"},
 		"a host": {"node12: Killed\n", Undetermined, ""},
+		"a report on a rank": {"(Worker pid=7) [rank5]: MemoryError\n(raylet) A worker died. Worker PID: 7 Worker exit " +
+			"type: SYSTEM_ERROR Worker exit detail: End of file.\n", Host, ""},
 	} {
 		if e := explainText(t, c.text); e.Cause.Resource != c.want || e.Cause.Process != c.process {
 			t.Errorf("%s: %q of %q, expected %q of %q: %s", name, e.Cause.Resource, e.Cause.Process, c.want, c.process,
 				e.Cause.Text)
 		}
+	}
+}
+
+// TestReportOnAVictim: what Ray says of a process that waited for another one names no cause.
+func TestReportOnAVictim(t *testing.T) {
+	const report = "(raylet) A worker died. Worker PID: 7 Worker exit type: SYSTEM_ERROR Worker exit detail: End of file.\n"
+	for _, label := range []string{"(Worker pid=7) ", "(Worker pid=7) [rank5]: "} {
+		e := explainText(t, label+"ncclRemoteError: A call failed possibly due to a remote process exiting\n"+report)
+		if !strings.Contains(e.Cause.Text, "the first to end is missing") {
+			t.Errorf("%s: %s", label, e.Cause.Text)
+		}
+	}
+	if e := explainText(t, report); !strings.Contains(e.Cause.Text, "lost a worker of Ray") {
+		t.Errorf("a report alone: %s", e.Cause.Text)
 	}
 }
 

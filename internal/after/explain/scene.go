@@ -71,7 +71,7 @@ func newScene(in *Inputs) *scene {
 			s.words = append(s.words, f)
 		}
 	}
-	s.labels = labelsByPID(s.findings)
+	s.nameProcesses()
 	s.killWords = wordsOfKills(s.words)
 	s.order()
 	s.kills = s.linkedKills()
