@@ -165,7 +165,7 @@ var hostPatterns = []pattern{
 		kind:       TrainerLog,
 		fact:       func(m *match) Fact { return DiskFull{Path: m.get("path")} },
 	},
-	{ // ERROR_COMMITMENT_LIMIT, _NOT_ENOUGH_MEMORY, _OUTOFMEMORY, _NO_SYSTEM_RESOURCES; the text depends on the language
+	{ // ERROR_COMMITMENT_LIMIT, _NOT_ENOUGH_MEMORY, _OUTOFMEMORY, _NO_SYSTEM_RESOURCES; the text is of any language
 		name: "Windows cannot commit",
 		literals: []string{"[WinError 1455]", "[WinError 8]", "[WinError 14]", "[WinError 1450]", "(os error 1455)",
 			"paging file is too small"},

@@ -349,13 +349,15 @@ var launcherPatterns = []pattern{
 			return f
 		},
 	},
-	{ // glibc: malloc/malloc.c, debug/fortify_fail.c
+	{ // glibc: malloc/malloc.c, debug/fortify_fail.c; tcmalloc. Input methods widen parentheses in what people copy.
 		name: "glibc aborts",
-		literals: []string{"free(): ", "lloc(): ", "_chunk(): ", "consolidate(): ", "double free or corruption (",
-			"corrupted size vs. prev_size", "corrupted double-linked list", " detected ***: terminated"},
+		literals: []string{"free(): ", "lloc(): ", "_chunk(): ", "consolidate(): ", "double free or corruption",
+			"corrupted size vs. prev_size", "corrupted double-linked list", " detected ***: terminated",
+			"Attempt to free invalid pointer"},
 		expression: `\b(?P<what>(?:(?:free|malloc|realloc|munmap_chunk|mremap_chunk|malloc_consolidate)\(\): ` +
 			`(?:invalid|corrupted|double free|memory corruption|mismatching|unaligned|unsorted|smallbin|largebin)|` +
-			`double free or corruption \(|corrupted (?:size vs\. prev_size|double-linked list)).*)|` +
+			`double free or corruption ?[(（]|corrupted (?:size vs\. prev_size|double-linked list)|` +
+			`Attempt to free invalid pointer 0x).*)|` +
 			`\*\*\* (?P<smashed>(?:stack smashing|buffer overflow) detected) \*\*\*: terminated`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact {

@@ -400,7 +400,8 @@ var exceptionPatterns = []pattern{
 		name: "error of a device",
 		literals: []string{"CUDA error: ", "HIP error: ", "XPU error: ", "MUSA error: ", "NPU error: ",
 			"Triton Error [CUDA]: ", "Triton Error [HIP]: ", "Command buffer execution failed: ", "DEVICE_LOST"},
-		expression: `\b(?:(?P<by>CUDA|HIP|XPU|MUSA|NPU) error|Triton Error \[(?P<triton>CUDA|HIP)\]): (?P<what>(?:an? )?[a-zA-Z][\w' -]{4,80})|` +
+		expression: `\b(?:(?P<by>CUDA|HIP|XPU|MUSA|NPU) error|Triton Error \[(?P<triton>CUDA|HIP)\]): ` +
+			`(?P<what>(?:an? )?[a-zA-Z][\w' -]{4,80})|` +
 			`(?P<metal>\[METAL\]) Command buffer execution failed: (?P<why>[A-Z][\w ]{4,80})|` +
 			`\b(?P<lost>(?:[A-Z0-9]+_)+DEVICE_LOST)\b`,
 		kind: TrainerLog, picky: true,

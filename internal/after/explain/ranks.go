@@ -26,8 +26,8 @@ const (
 	unended               // it has not ended, or well
 )
 
-// node is a process as far as the files tell processes apart: a rank, or what has a label of its own in a file. What has
-// neither in a file is one process, with those who report on it.
+// node is a process as far as the files tell processes apart: a rank, or what has a label of its own in a file. What
+// has neither in a file is one process, with those who report on it.
 type node struct {
 	rank    int
 	file    string // only without a rank
@@ -600,7 +600,9 @@ func (s *scene) linkedKills() []evidence.Finding {
 	case s.witness.how == raised: // perhaps because the kernel had killed another process of the job
 		return slices.DeleteFunc(near, func(k evidence.Finding) bool {
 			kill, _ := k.Fact.(evidence.KernelKill)
-			return kill.PID > 0 && !trainerNames.MatchString(kill.Name) || !k.Time.IsZero() && !s.witness.says[0].Time.IsZero() && apart(k, s.witness.says[0]).Abs() > sameKills
+			known := !k.Time.IsZero() && !s.witness.says[0].Time.IsZero()
+			return kill.PID > 0 && !trainerNames.MatchString(kill.Name) ||
+				known && apart(k, s.witness.says[0]).Abs() > sameKills
 		})
 	}
 	return nil

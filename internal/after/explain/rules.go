@@ -186,9 +186,10 @@ var rules = []rule{
 			return !f.Requested.Known && s.plentyFree()
 		}, Undetermined, "", Unknown, refusedText("the host had free memory, so a limit of the process was reached, " +
 			"or the program asked for more than the host has")},
-		row[evidence.HostAllocationFailed]{func(s *scene, _ evidence.HostAllocationFailed) bool { return s.levels == nil },
-			Host, "", Likely, refusedText("the host or its cgroup had none left, or a limit of the process was reached " +
-				"(ulimit -v)")},
+		row[evidence.HostAllocationFailed]{func(s *scene, _ evidence.HostAllocationFailed) bool {
+			return s.levels == nil
+		}, Host, "", Likely, refusedText("the host or its cgroup had none left, or a limit of the process was " +
+			"reached (ulimit -v)")},
 		row[evidence.HostAllocationFailed]{nil, Host, "", Likely, refusedText("the kernel had none left to promise")},
 	),
 	table(
@@ -352,7 +353,7 @@ const (
 	limitedFileText = "could not write a file: the size of its files is limited (RLIMIT_FSIZE, ulimit -f)"
 	sharedText      = "ran out of shared memory: /dev/shm is full"
 	// bareBusText is for a process of which nothing says what it had mapped.
-	bareBusText = "got SIGBUS: a mapped page could not be had, most likely of shared memory, as /dev/shm was full; " +
+	bareBusText = "got SIGBUS: a mapped page was missing, most likely of shared memory, as /dev/shm was full; " +
 		"a pool of huge pages or a mapped file that was cut are rarer reasons"
 	busText = "got SIGBUS: a page of shared memory could not be allocated, as /dev/shm was full"
 )
