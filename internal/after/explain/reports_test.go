@@ -65,6 +65,9 @@ func TestKernelBeforePolling(t *testing.T) {
 	}
 }
 
+const ranWell = "{'train_runtime': 612.11, 'train_samples_per_second': 4.1, 'train_steps_per_second': 0.51, " +
+	"'train_loss': 1.31, 'epoch': 1.0}\n"
+
 const rayReport = "(raylet) A worker died. Worker PID: 7 Worker exit type: SYSTEM_ERROR Worker exit detail: End of " +
 	"file.\n"
 
@@ -91,6 +94,10 @@ func TestLabelledProcesses(t *testing.T) {
 			steps("worker-1  | ", 4, 4), GPU, "worker-2"},
 		"the job goes on": {steps("(TaskRunner pid=9) ", 1, 3) + "(Worker pid=7) " + full +
 			steps("(TaskRunner pid=9) ", 4, 8), None, ""},
+		"another process ends it":           {"(Worker pid=7) " + full + "(TaskRunner pid=9) " + ranWell, None, ""},
+		"the job ends without a label":      {"(Worker pid=7) " + full + ranWell, None, ""},
+		"a job that is done is interrupted": {ranWell + "^C\n", None, ""},
+		"somebody interrupts a job":         {"step:1 - loss:1.5\n^C\n", NotMemory, ""},
 		"a process that waited": {"(Worker pid=7) ValueError: no labels\n" +
 			"(Worker pid=8) [rank5]:[E1 x.cpp:1] [Rank 5] Watchdog caught collective operation timeout: " +
 			"WorkNCCL(SeqNum=1) ran for 600001 milliseconds\n" +
@@ -104,6 +111,13 @@ func TestLabelledProcesses(t *testing.T) {
 			t.Errorf("%s: %q of %q, expected %q of %q: %s", name, e.Cause.Resource, e.Cause.Process, c.want, c.process,
 				e.Cause.Text)
 		}
+	}
+}
+
+// TestWhoOfAHost: a label of a host tells no process, as a host has several.
+func TestWhoOfAHost(t *testing.T) {
+	if e := explainText(t, "node12: Killed\n"); !strings.HasPrefix(e.Cause.Text, "A process on node12") {
+		t.Error(e.Cause.Text)
 	}
 }
 
