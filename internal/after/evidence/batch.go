@@ -15,7 +15,7 @@ var batchPatterns = []pattern{
 	{ // Slurm: src/plugins/task/cgroup/task_cgroup_memory.c
 		name:       "Slurm: killed for memory",
 		literals:   []string{"oom_kill event", "oom-kill event"},
-		expression: `Detected (?P<n>\d+) oom[_-]kill event(?:s|\(s\))? in (?:step )?(?P<step>\S+?)(?:\.| cgroup\.)(?: |$)`,
+		expression: `Detected (?P<n>\d+) oom[_-]kill event(?:s|\(s\))? in (?:step )?(?P<step>\S+?)(?:\.| cgroup\.?)(?: |$)`,
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
 			return BatchKill{By: "Slurm", What: m.get("step"), Count: m.integer("n", 0)}
@@ -137,9 +137,9 @@ var batchPatterns = []pattern{
 	},
 	{ // kubelet: pkg/kubelet/eviction/helpers.go
 		name: "Kubernetes: evicted",
-		literals: []string{"The node was low on resource", "exceeds the total limit of containers",
-			"exceeds the limit", "local ephemeral storage limit"},
-		expression: `The node was low on resource: [\w-]+|` +
+		literals: []string{"The node was low on resource", "The node had condition: [",
+			"exceeds the total limit of containers", "exceeds the limit", "local ephemeral storage limit"},
+		expression: `The node was low on resource: [\w-]+|The node had condition: \[\w+Pressure\b|` +
 			`ephemeral local storage usage exceeds the total limit of containers|` +
 			`exceeded its local ephemeral storage limit|` +
 			`(?:EmptyDir|emptyDir) volume .*exceeds the limit`,
@@ -315,11 +315,13 @@ var batchPatterns = []pattern{
 			return BatchKill{By: "batch system"}
 		},
 	},
-	{ // runc, Nomad, Amazon ECS, Flux, YARN: the words in which any of them may say it
+	{ // runc, Nomad, Amazon ECS, Flux, YARN, hosting services: the words in which any of them may say it
 		name: "a container or a job was killed for memory",
 		literals: []string{"OOM Killed", "OOM-killed", "OOM killed", "oom-killed", "killed due to memory usage",
-			"Memory cgroup out of memory: killed", "beyond the 'PHYSICAL' memory limit"},
-		expression: `\b(?:OOM|oom)[- ][Kk]illed\b|[Cc]ontainer killed due to memory usage|` +
+			"Memory cgroup out of memory: killed", "beyond the 'PHYSICAL' memory limit", "erminated due to OOM",
+			"OOMKilled: ", "for exceeding memory limits"},
+		expression: `\b(?:OOM|oom)[- ][Kk]illed\b|[Cc]ontainer killed due to memory usage|\b[Tt]erminated due to OOM\b|` +
+			`\bOOMKilled: [A-Z]|[Cc]ontainer killed by YARN for exceeding memory limits|` +
 			`Memory cgroup out of memory: killed \d+ task|beyond the 'PHYSICAL' memory limit`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact {

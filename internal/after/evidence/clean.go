@@ -49,8 +49,11 @@ func streamLabel(t *text, groups []string) { t.stream += strings.TrimRight(group
 
 func hostLabel(t *text, groups []string) {
 	t.host = groups[1]
-	t.stream += t.host
+	t.stream += t.host + HostMark
 }
+
+// HostMark ends the label of a host, which has several processes.
+const HostMark = "@"
 
 func uptimeLabel(t *text, groups []string) {
 	if seconds, err := strconv.ParseFloat(groups[1], 64); err == nil && seconds < 1e9 {
@@ -206,7 +209,7 @@ func syslogLabel(t *text, groups []string) {
 	if t.kernel {
 		t.stream += t.host
 	} else {
-		t.stream += t.host + groups[3]
+		t.stream += t.host + " " + groups[3]
 	}
 }
 

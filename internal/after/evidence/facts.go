@@ -23,6 +23,8 @@ const NoRank = -1
 type Finding struct {
 	Line
 	Rank int // NoRank if unknown
+	// Process is the label in front of the line that tells processes of one file apart, such as a container's or Ray's.
+	Process string
 	// Left is how many lines its file, or the output of its process, goes on for.
 	Left int
 	// Time is when it happened, or zero. Kernel logs count from the boot: Uptime.

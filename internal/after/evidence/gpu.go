@@ -147,13 +147,33 @@ var gpuPatterns = []pattern{
 		kind:       TrainerLog,
 		fact:       library("TensorFlow"),
 	},
-	{ // Level Zero and SYCL: Unified Runtime's and Level Zero's codes
+	{ // Level Zero and SYCL: codes of Unified Runtime and of its predecessor, which had no code for a device's memory
 		name:       "Level Zero out of memory",
 		literals:   []string{"_ERROR_OUT_OF_DEVICE_MEMORY", "_ERROR_OUT_OF_RESOURCES"},
 		expression: `(?P<status>(?:UR|ZE|PI)_(?:RESULT_)?ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES))`,
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
-			return LibraryFailed{Library: "Level Zero", Status: m.get("status"), Memory: true}
+			status := m.get("status")
+			return LibraryFailed{Library: "Level Zero", Status: status,
+				Memory: status != "UR_RESULT_ERROR_OUT_OF_RESOURCES"}
+		},
+	},
+	{ // MindSpore: mindspore/ccsrc/runtime/device, with sizes in bytes
+		name:       "MindSpore out of memory",
+		literals:   []string{"Out of Memory!!!"},
+		expression: `Out of Memory!!! total\[(?P<total>\d+)\].* malloc\[(?P<req>\d+)\] failed`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return GPUOutOfMemory{Backend: "NPU", Device: -1, Requested: m.size("req", 1), Total: m.size("total", 1)}
+		},
+	},
+	{ // the Neuron runtime: nrt/nrt_status.h
+		name:       "Neuron out of memory",
+		literals:   []string{"NRT_RESOURCE"},
+		expression: `\b(?P<status>NRT_RESOURCE(?: in \w+\(\))?)`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return LibraryFailed{Library: "the Neuron runtime", Status: m.get("status"), Memory: true}
 		},
 	},
 	{ // the bridge of PyTorch for Gaudi
@@ -167,12 +187,14 @@ var gpuPatterns = []pattern{
 	},
 	{ // xla/service/gpu, as JAX shows it
 		name:     "XLA out of memory",
-		literals: []string{"RESOURCE_EXHAUSTED: ", "Resource exhausted: "},
+		literals: []string{"RESOURCE_EXHAUSTED: ", "Resource exhausted: ", "That was not possible"},
 		expression: `(?P<status>RESOURCE_EXHAUSTED|Resource exhausted): (?:(?:Out of memory while trying|` +
-			`Failed) to allocate|.*Ran out of memory in memory space hbm|` +
-			`.*Attempting to (?:allocate|reserve) [\d.]+[KMGT]?i?B?\b.*That was not possible)`,
+			`Failed) to allocate|.*Ran out of memory in memory space hbm)|` +
+			`(?P<reserve>Attempting to (?:allocate|reserve) [\d.]+[KMGT]?i?B?\b)[^.]*\. That was not possible`,
 		kind: TrainerLog,
-		fact: func(m *match) Fact { return LibraryFailed{Library: "XLA", Status: m.get("status"), Memory: true} },
+		fact: func(m *match) Fact {
+			return LibraryFailed{Library: "XLA", Status: m.get("status") + m.get("reserve"), Memory: true}
+		},
 	},
 	{ // aten/src/ATen/native/cudnn/MHA.cpp
 		name:       "cuDNN attention failed",

@@ -129,10 +129,10 @@ var hostPatterns = []pattern{
 			return HostAllocationFailed{By: Loader}
 		},
 	},
-	{ // datasets/builder.py
+	{ // datasets/builder.py; Azure Machine Learning
 		name:       "too little disk space",
-		literals:   []string{"Not enough disk space. Needed:", "disk is full"},
-		expression: `Not enough disk space\. Needed:|\b(?:database or )?disk is full\b`,
+		literals:   []string{"Not enough disk space. Needed:", "disk is full", "DiskFullError"},
+		expression: `Not enough disk space\. Needed:|\b(?:database or )?disk is full\b|^DiskFullError: `,
 		kind:       TrainerLog,
 		fact:       func(*match) Fact { return DiskFull{} },
 	},
@@ -158,10 +158,18 @@ var hostPatterns = []pattern{
 		kind:       TrainerLog,
 		fact:       func(m *match) Fact { return HostAllocationFailed{By: "Arrow", Requested: m.size("req", 1)} },
 	},
-	{ // ERROR_COMMITMENT_LIMIT of Windows; the text depends on the language
-		name:       "Windows cannot commit",
-		literals:   []string{"[WinError 1455]", "(os error 1455)", "paging file is too small"},
-		expression: `\[WinError 1455\]|\(os error 1455\)|The paging file is too small for this operation`,
+	{ // ERROR_DISK_FULL of Windows
+		name:       "Windows: disk full",
+		literals:   []string{"[WinError 112]", "[WinError 39]", "There is not enough space on the disk"},
+		expression: `\[WinError (?:39|112)\](?:[^'"]*: ?'(?P<path>[^']+)')?|There is not enough space on the disk`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return DiskFull{Path: m.get("path")} },
+	},
+	{ // ERROR_COMMITMENT_LIMIT, _NOT_ENOUGH_MEMORY, _OUTOFMEMORY, _NO_SYSTEM_RESOURCES; the text is of any language
+		name: "Windows cannot commit",
+		literals: []string{"[WinError 1455]", "[WinError 8]", "[WinError 14]", "[WinError 1450]", "(os error 1455)",
+			"paging file is too small"},
+		expression: `\[WinError (?:8|14|1450|1455)\]|\(os error 1455\)|The paging file is too small for this operation`,
 		kind:       TrainerLog,
 		fact:       func(*match) Fact { return HostAllocationFailed{By: "Windows"} },
 	},

@@ -260,6 +260,21 @@ var kernelPatterns = []pattern{
 			return HostAllocationFailed{By: by, Requested: m.size("req", 1), Errno: enomem}
 		},
 	},
+	{ // macOS: xnu's bsd/kern/kern_memorystatus.c
+		name:     "macOS killed a process",
+		literals: []string{"low swap: killing", "memorystatus: killing_"},
+		expression: `low swap: killing largest compressed process with pid (?P<pid>\d+) \((?P<comm>[^)]*)\)|` +
+			`memorystatus: killing_\w+ pid (?P<pid2>\d+) \[(?P<comm2>[^\]]*)\] \((?P<why>[\w-]+)`,
+		kind: KernelLog,
+		fact: func(m *match) Fact {
+			kill := KernelKill{PID: m.integer("pid", m.integer("pid2", 0)), Name: m.get("comm") + m.get("comm2"),
+				Constraint: "CONSTRAINT_NONE"}
+			if m.get("why") == "per-process-limit" {
+				kill.Constraint = "CONSTRAINT_MEMCG"
+			}
+			return kill
+		},
+	},
 	{ // kernel/cgroup/pids.c
 		name:       "fork rejected",
 		literals:   []string{"fork rejected by pids controller"},
@@ -297,6 +312,14 @@ var kernelPatterns = []pattern{
 			}
 			return LibraryFailed{Library: "the NVIDIA driver", Status: status}
 		},
+	},
+	{ // nvidia-smi
+		name:     "the driver has lost a GPU",
+		literals: []string{"Unable to determine the device handle for ", "GPU is lost"},
+		expression: `(?P<lost>Unable to determine the device handle for (?:GPU ?|gpu )\S+: (?:Unknown Error|GPU is lost)|` +
+			`\bGPU is lost)`,
+		kind: GPUList,
+		fact: func(m *match) Fact { return LibraryFailed{Library: "the NVIDIA driver", Status: m.get("lost")} },
 	},
 	{ // out_of_memory
 		name:       "panic",

@@ -13,6 +13,7 @@ const (
 	SIGHUP  = 1
 	SIGINT  = 2
 	SIGILL  = 4
+	SIGABRT = 6
 	SIGBUS  = 7
 	SIGXFSZ = 25
 	SIGFPE  = 8
@@ -255,7 +256,7 @@ var launcherPatterns = []pattern{
 		name:       "engine process ended",
 		literals:   []string{"Failed core proc(s)"},
 		expression: `Failed core proc\(s\): \{(?:.*?: (?P<code>-?\d+))?`,
-		kind:       TrainerLog,
+		kind:       TrainerLog, picky: true,
 		fact: func(m *match) Fact {
 			if m.get("code") == "" { // it does not say how
 				return nil
@@ -323,11 +324,20 @@ var launcherPatterns = []pattern{
 			`illegal hardware instruction|hangup)\b`,
 		kind: TrainerLog, fact: ended("shell"),
 	},
+	{ // what a terminal shows of Ctrl-C
+		name:       "terminal: interrupted",
+		literals:   []string{"^C"},
+		expression: `^(?:\^C)+$`,
+		kind:       TrainerLog,
+		fact: func(*match) Fact {
+			return ProcessEnded{By: "terminal", Rank: NoRank, LocalRank: NoRank, Signal: SIGINT}
+		},
+	},
 	{ // make and other programs that name the signal, and shells that say it behind the number of a process
 		name: "a signal by its number",
 		literals: []string{"erminated by signal", "illed by signal", "aught signal", "signal: killed", "xited " +
-			"on signal"},
-		expression: `\b(?:[Tt]erminated by|[Kk]illed by|[Cc]aught|[Ee]xited on) signal:? (?P<sig>\d{1,2}|` +
+			"on signal", "died due to signal"},
+		expression: `\b(?:[Tt]erminated by|[Kk]illed by|[Cc]aught|[Ee]xited on|died due to) signal:? (?P<sig>\d{1,2}|` +
 			`SIG[A-Z]+)\b|` +
 			`\bsignal: (?P<sig2>killed)$`,
 		kind: TrainerLog,
@@ -337,6 +347,21 @@ var launcherPatterns = []pattern{
 				f.Signal = SIGKILL
 			}
 			return f
+		},
+	},
+	{ // glibc: malloc/malloc.c, debug/fortify_fail.c; tcmalloc. Input methods widen parentheses in what people copy.
+		name: "glibc aborts",
+		literals: []string{"free(): ", "lloc(): ", "_chunk(): ", "consolidate(): ", "double free or corruption",
+			"corrupted size vs. prev_size", "corrupted double-linked list", " detected ***: terminated",
+			"Attempt to free invalid pointer"},
+		expression: `\b(?P<what>(?:(?:free|malloc|realloc|munmap_chunk|mremap_chunk|malloc_consolidate)\(\): ` +
+			`(?:invalid|corrupted|double free|memory corruption|mismatching|unaligned|unsorted|smallbin|largebin)|` +
+			`double free or corruption ?[(（]|corrupted (?:size vs\. prev_size|double-linked list)|` +
+			`Attempt to free invalid pointer 0x).*)|` +
+			`\*\*\* (?P<smashed>(?:stack smashing|buffer overflow) detected) \*\*\*: terminated`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact {
+			return Exception{Type: "an abort of the C library", Message: m.get("what") + m.get("smashed")}
 		},
 	},
 	{ // CPython: Modules/faulthandler.c
@@ -369,11 +394,12 @@ var launcherPatterns = []pattern{
 		literals: []string{
 			"ncclRemoteError", "by remote peer", "ncclSystemError", "ncclInternalError",
 			"NCCL communicator was aborted", "NCCL WARN", "DistBackendError: NCCL error",
+			"Got completion ",
 		},
 		expression: `(?P<what>ncclRemoteError|ncclSystemError|ncclInternalError|Connection closed by remote peer|` +
 			`DistBackendError: NCCL error.*unhandled system error|` +
 			`NCCL communicator was aborted|NCCL WARN .*(?:Connection reset by peer|Connection refused|` +
-			`Broken pipe|timed out))`,
+			`Broken pipe|timed out)|Got completion (?:from peer \S+ )?with (?:status=|error )(?:[1-9]\d*)\b.*)`,
 		kind: TrainerLog, fact: collective("NCCL"),
 	},
 	{ // gloo/transport/tcp/pair.cc: a rank and its peer are in two collectives, or of two sizes
@@ -412,7 +438,7 @@ var launcherPatterns = []pattern{
 			"return code", "exitcode",
 			"ExitCode", "EXIT_CODE", "Exit Code", "Exit code", "returncode",
 		},
-		expression: `(?i:\b(?:exit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _]?(?:code|status)|` +
+		expression: `(?i:\b(?:exit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _]?(?:(?:status )?code|status)|` +
 			`exited(?: with)?|non-zero status|` +
 			`return ?code|(?P<rc>rc))(?: is| was)?[ =:(]*(?P<code>-?\d{1,3})(?:['".,;:)\]}]|\s*$|\s+(?:ago|at|` +
 			`after|on|from|in|during|while|completed|\(|-)))`,

@@ -28,6 +28,8 @@ type pattern struct {
 	picky bool
 	// sign is set if the text only speaks of a failure. It counts where the line has no other fact.
 	sign bool
+	// handled is set if the text says that an error was dealt with, which may stand in the same line.
+	handled bool
 	// fact returns what the text says, or nil for nothing after all.
 	fact func(m *match) Fact
 	// take is instead of fact for texts that change what the reader knows, or begin a block of lines.

@@ -318,11 +318,11 @@ func (r *reader) settle(s *stream) {
 // find looks for patterns in the text. It returns whether there is one.
 func (r *reader) find(s *stream, t *text) bool {
 	var broken []*pattern
-	var first *match
+	var first, handled *match
 	for _, hit := range r.hits {
 		p := r.index.patterns[hit]
-		if p.sign {
-			break
+		if p.sign || first != nil && !p.handled {
+			continue
 		}
 		m := p.in(t.string)
 		if m == nil {
@@ -332,11 +332,13 @@ func (r *reader) find(s *stream, t *text) bool {
 			continue
 		}
 		m.text, m.stream = *t, s
-		if p.picky && p.fact(m) == nil {
-			continue
+		switch {
+		case p.picky && p.fact(m) == nil:
+		case first == nil:
+			first = m
+		default: // an error, and in the same line that it was dealt with
+			handled = m
 		}
-		first = m
-		break
 	}
 	switch {
 	case len(broken) > 0 && s.wrapped == nil && (first == nil || !first.pattern.wrapped):
@@ -344,6 +346,9 @@ func (r *reader) find(s *stream, t *text) bool {
 		return true
 	case first != nil:
 		r.take(first)
+		if handled != nil {
+			r.take(handled)
+		}
 		return true
 	}
 	return false
@@ -404,7 +409,7 @@ func (r *reader) add(t *text, fact Fact) {
 	}
 	f := Finding{
 		Line: Line{File: r.source.Name, Number: t.number, Text: t.shown()},
-		Rank: t.rank, Time: t.when(), Uptime: t.uptime, Fact: fact,
+		Rank: t.rank, Process: t.stream, Time: t.when(), Uptime: t.uptime, Fact: fact,
 	}
 	if !r.repeats.keeps(&f, t.string) {
 		return

@@ -44,8 +44,11 @@ func (TooManyFiles) Says() string {
 // Says says it.
 func (f Handled) Says() string { return sentence("the program has dealt with an error", f.What) }
 
-// codeSign is the name of the pattern of vendors' codes.
-const codeSign = "sign of a code"
+// codeSign and hardwareSign are the names of the patterns of vendors' codes and of hardware that fails.
+const (
+	codeSign     = "sign of a code"
+	hardwareSign = "sign of broken hardware"
+)
 
 // signPatterns are lines that speak of a failure in words that many programs share. They count where a line has no fact
 // of its own.
@@ -79,6 +82,20 @@ var signPatterns = []pattern{
 			`(?i:\bdevice[ _]?(?:has been )?lost\b)`,
 		kind: Unknown, fact: signOf(0),
 	},
+	{ // libc's assert of BSD and macOS; zsh's word on a job, behind a line that the program has not ended
+		name:       "sign of an assertion",
+		literals:   []string{"Assertion failed: ", " abort  ", " killed  ", " segmentation fault  "},
+		expression: `\bAssertion failed: |\[\d+\] +[+-]? *\d+ (?:abort|killed|segmentation fault) {2,}`,
+		kind:       Unknown, fact: signOf(0),
+	},
+	{ // Linux: drivers of memory, disks and GPUs. The job may have got through it.
+		name: hardwareSign,
+		literals: []string{"Machine Check Exception", " UE memory ", "I/O error, dev ", "GPU reset begin",
+			"ring gfx timeout", "Engine reset"},
+		expression: `Machine Check Exception|\bEDAC \S+ \d+ UE memory|\bI/O error, dev \w+|\bGPU reset begin|` +
+			`\bring \S+ timeout|\bEngine reset\b`,
+		kind: Unknown, fact: signOf(0),
+	},
 	{ // codes of vendors, and codes that are not 0
 		name: codeSign,
 		literals: []string{"_ERROR", "_STATUS_", "_RESULT_", "Error_t", "rror code", "rror: ", "rrno", "ret=",
@@ -101,7 +118,7 @@ var signPatterns = []pattern{
 		name:     "sign of an exception",
 		literals: []string{"Error", "Exception", "exception", "Interrupt", "Exit", "Invalid", "Failure"},
 		expression: `^(?:\S+ ){0,6}?(?:[Uu]ncaught (?:exception )?|[Uu]nhandled (?:exception:? )?)?` +
-			`(?:[A-Za-z_]\w*(?:\.|::))*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Invalid|Failure)(?:: .*|` +
+			`(?:[A-Za-z_]\w*(?:\.|::))*(?:Exception|[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Invalid|Failure))(?:: .*|` +
 			`\s*$)|\b(?:[Uu]ncaught|[Uu]nhandled) exception\b`,
 		kind: Unknown, fact: signOf(exceptionReach),
 	},
@@ -119,9 +136,11 @@ var signPatterns = []pattern{
 		},
 	},
 	{ // levels of loggers
-		name:     "sign of an error",
-		literals: []string{"ERROR", "CRITICAL", "Error", "error:", "failed", "Failed", "FAILED", "nsuccessful"},
+		name: "sign of an error",
+		literals: []string{"ERROR", "CRITICAL", "Error", "error:", "failed", "Failed", "FAILED", "nsuccessful",
+			"process disappeared"},
 		expression: `\b(?:ERROR|CRITICAL)\b|^(?:\w+: )?(?:[Ee]rror|fatal): |\bfailed (?:to|with)\b|^Failed\b|` +
+			`: Failed\. Reason: |\bprocess disappeared\b|` +
 			`\b[Uu]nsuccessful\b`,
 		kind: Unknown, fact: signOf(faintReach),
 	},
@@ -175,22 +194,22 @@ var (
 		`suggest\w*|consider|should you|` +
 		`warning|warn|deprecated|no errors?|0 errors?|error(?:s|_rate| rate)?[:= ]+(?:0|[\d.]*\.\d+)\b|` +
 		`without errors?|errors=|` +
-		`ignor(?:e|ed|ing)|skip(?:ped|ping)|retry(?:ing)?|fall(?:ing)? ?back|no allocation|never|` +
+		`ignor(?:e|ed|ing)|skip(?:ped|ping)|retrying|(?:will|to) retry|fall(?:ing)? ?back|no allocation|never|` +
 		`not found, using|optional|SIG(?:TERM|KILL) when)\b`)
 )
 
 // overcome are words of a line, wherever they stand, after which the program goes on.
 var overcome = lazyregexp.New(`(?i)\b(?:warning|warn|deprecated|no errors?|0 errors?|ignor(?:e|ed|ing)|` +
-	`skip(?:ped|ping)|retry(?:ing)?|fall(?:ing)? ?back|optional)\b`)
+	`skip(?:ped|ping)|retrying|(?:will|to) retry|retry \d+/\d+|fall(?:ing)? ?back|optional)\b`)
 
-// sentence returns the sentence of a match, in a line that may have several.
+// sentence returns the sentence that a match begins in, of a line that may have several.
 func (m *match) sentence() string {
 	begin, end := 0, len(m.whole)
 	if i := strings.LastIndex(m.whole[:m.indices[0]], ". "); i >= 0 {
 		begin = i + 2
 	}
-	if i := strings.Index(m.whole[m.indices[1]:], ". "); i >= 0 {
-		end = m.indices[1] + i
+	if i := strings.Index(m.whole[m.indices[0]:], ". "); i >= 0 {
+		end = m.indices[0] + i
 	}
 	return m.whole[begin:end]
 }
@@ -210,7 +229,7 @@ var handledPatterns = []pattern{
 			`current )?(?:batch|update|step|sample|choice|config|candidate)\b|` +
 			`\bwill (?:be )?retr(?:y|ied)\b|\bcontinuing (?:anyway|without|with)\b|\b(?:recovered|` +
 			`attempting to recover) from\b)`,
-		kind: Unknown,
+		kind: Unknown, handled: true,
 		fact: func(m *match) Fact { return Handled{What: m.whole[m.indices[0]:m.indices[1]]} },
 	},
 }
@@ -307,7 +326,8 @@ func (r *reader) sign(t *text, m *match) {
 	if fact == nil {
 		return
 	}
-	if t.ofKernel() && (m.pattern.name != codeSign || !ofGPU.MatchString(t.string)) {
+	if t.ofKernel() && m.pattern.name != hardwareSign &&
+		(m.pattern.name != codeSign || !ofGPU.MatchString(t.string)) {
 		return // the kernel speaks of errors that are none of the job
 	}
 	h := &r.signs
@@ -352,7 +372,7 @@ var (
 		`level_zero|cublas\w*|` +
 		`cudnn\w*|nccl|rccl|hccl|xla\w*|jaxlib|jax|cupy|rmm)(?:\b|_)|` +
 		`cudaMalloc|kIOGPU|devicememory|aclrt|cnrt|musa|rtMalloc|halMem|DevMem|EL0004|cuda\d|CUDA_|metal::`)
-	hostWords = lazyregexp.New(`(?i)(?:\b|_)(?:cpu|host|ram|system|heap|malloc|calloc|realloc|mmap|java|jvm|` +
+	hostWords = lazyregexp.New(`(?i)(?:\b|_)(?:cpu|host|ram|system|heap|(?:tc|je)?malloc|calloc|realloc|mmap|java|jvm|` +
 		`physical memory)(?:\b|_)|` +
 		`\bjava\.lang\b|bad_alloc|defaultcpuallocator`)
 	hostFirst = lazyregexp.New(`(?i)out[ _]of[ _]host|(?:\b|_)(?:host|system|cpu)[ _](?:memory|ram)\b|` +
@@ -379,8 +399,9 @@ var exceptionPatterns = []pattern{
 	{ // c10/cuda/CUDAException.cpp and its kin for other devices; Metal
 		name: "error of a device",
 		literals: []string{"CUDA error: ", "HIP error: ", "XPU error: ", "MUSA error: ", "NPU error: ",
-			"Command buffer execution failed: ", "DEVICE_LOST"},
-		expression: `\b(?P<by>CUDA|HIP|XPU|MUSA|NPU) error: (?P<what>(?:an? )?[a-zA-Z][\w' -]{4,80})|` +
+			"Triton Error [CUDA]: ", "Triton Error [HIP]: ", "Command buffer execution failed: ", "DEVICE_LOST"},
+		expression: `\b(?:(?P<by>CUDA|HIP|XPU|MUSA|NPU) error|Triton Error \[(?P<triton>CUDA|HIP)\]): ` +
+			`(?P<what>(?:an? )?[a-zA-Z][\w' -]{4,80})|` +
 			`(?P<metal>\[METAL\]) Command buffer execution failed: (?P<why>[A-Z][\w ]{4,80})|` +
 			`\b(?P<lost>(?:[A-Z0-9]+_)+DEVICE_LOST)\b`,
 		kind: TrainerLog, picky: true,
@@ -390,10 +411,10 @@ var exceptionPatterns = []pattern{
 			if t := m.stream; wrong && t != nil && t.trace != nil && t.trace.pinned {
 				return LockFailed{By: "cudaHostRegister"}
 			}
-			if lackText.MatchString(m.whole) || supposes.MatchString(m.whole) || internalError.MatchString(what) {
+			if lackText.MatchString(m.whole) || supposes.MatchString(m.sentence()) || internalError.MatchString(what) {
 				return nil
 			}
-			by := cmp.Or(strings.Trim(m.get("by")+m.get("metal"), "[]"), "device")
+			by := cmp.Or(strings.Trim(m.get("by")+m.get("triton")+m.get("metal"), "[]"), "device")
 			return Exception{Type: by + " error", Message: what}
 		},
 	},

@@ -54,6 +54,7 @@ func (u inUse) balanced(holders []Holder) []Holder {
 
 const (
 	restOfGroup = "counted in the cgroup, and of no kind that is listed"
+	restOfNode  = "on this NUMA node, and of no process of the job: page cache, other processes, or the kernel's own"
 	restOfHost  = "of no process and no kind that the kernel lists: pinned by drivers, or the kernel's own"
 )
 
@@ -109,6 +110,10 @@ func (s *scene) recordedUse(resource Resource) inUse {
 				return inUse{used: g.Current, anonymous: g.Anonymous - job.Anonymous, shared: g.Shared - job.Shared,
 					kernel: g.Kernel, cache: g.File - g.Shared, rest: restOfGroup}
 			}
+		}
+	case NUMANode:
+		if short := s.shortNode(); short != nil {
+			return inUse{used: short.Memory - short.Free, rest: restOfNode}
 		}
 	case Host:
 		return inUse{used: n.Memory - n.Free, anonymous: n.Anonymous - job.Anonymous, shared: n.Shared - job.Shared,

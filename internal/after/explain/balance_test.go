@@ -238,3 +238,22 @@ func TestSnapshotOfTheRank(t *testing.T) {
 		t.Errorf("the notes are %q", notes)
 	}
 }
+
+// TestNodeBalance: what a NUMA node has in use is divided among the processes that hold it, with a remainder.
+func TestNodeBalance(t *testing.T) {
+	sample := samples.Sample{
+		Node: samples.Node{Memory: 100 * gib, Available: 50 * gib, NUMANodes: []samples.NUMAFree{
+			{Node: 0, Memory: 50 * gib, Free: 49 * gib}, {Node: 1, Memory: 50 * gib, Free: 1 * gib}}},
+		Processes: []samples.Process{{PID: 77, Rank: 0, Role: samples.RankProcess, Name: "python",
+			NUMANodes: []samples.NUMANode{{Node: 0, Bytes: 3 * gib}, {Node: 1, Bytes: 41 * gib}}}},
+	}
+	e := Explain(Inputs{Recordings: []*Recording{withKills(recorded(sample, samples.RankEnd{Signal: 9}), 0)}})
+	held := map[string]ledger.Bytes{}
+	for _, h := range e.Holders {
+		held[h.Component] = h.Bytes
+	}
+	want := map[string]ledger.Bytes{"process 77": 41 * gib, "unexplained": 8 * gib}
+	if e.Cause.Resource != NUMANode || !maps.Equal(held, want) {
+		t.Errorf("%q is held by %v, expected %v", e.Cause.Resource, held, want)
+	}
+}

@@ -79,6 +79,11 @@ func (s *scene) conclude(e *Explanation, claims []claim) {
 	}
 	if rank := s.rankOfClaim(top); rank != evidence.NoRank {
 		e.Cause.Rank = &rank
+	} else if !s.afterKill(top) {
+		if local := s.localRank(); local != evidence.NoRank {
+			e.Cause.LocalRank = &local
+		}
+		e.Cause.Process = s.processName()
 	}
 	if phase := s.phaseAt(top.at); phase != "" {
 		e.Cause.Phase = &phase
@@ -135,13 +140,43 @@ func (s *scene) who(top claim) string {
 	if k, ok := top.at.Fact.(evidence.KernelKill); ok && k.PID > 0 {
 		return fmt.Sprintf("Process %d (%s)", k.PID, k.Name)
 	}
-	if end, ok := top.at.Fact.(evidence.ProcessEnded); ok && end.LocalRank != evidence.NoRank {
-		return fmt.Sprintf("Local rank %d of a node", end.LocalRank)
+	if local := s.localRank(); local != evidence.NoRank && !s.afterKill(top) {
+		return fmt.Sprintf("Local rank %d of a node", local)
+	}
+	if !s.afterKill(top) && s.witness != nil && s.witness.process != "" {
+		if host, ofHost := strings.CutSuffix(s.witness.process, evidence.HostMark); ofHost {
+			return "A process on " + host
+		}
+		return "The process " + s.processName()
 	}
 	if _, counts := top.at.Fact.(oomCounts); counts && s.afterKill(top) {
 		return "A process of the job"
 	}
 	return "The job"
+}
+
+// localRank returns the number on its node of the rank that ended first, as a launcher names it, or evidence.NoRank.
+func (s *scene) localRank() int {
+	if s.witness == nil || s.witness.process != "" {
+		return evidence.NoRank
+	}
+	for _, end := range all[evidence.ProcessEnded](s.witness.says) {
+		if end.fact.LocalRank != evidence.NoRank {
+			return end.fact.LocalRank
+		}
+	}
+	return evidence.NoRank
+}
+
+// labelFrame is what labels of processes have around the name.
+const labelFrame = "[]()| \t:"
+
+// processName returns the label of the process that ended first, or "" if it has none.
+func (s *scene) processName() string {
+	if s.witness == nil || strings.HasSuffix(s.witness.process, evidence.HostMark) {
+		return ""
+	}
+	return strings.Trim(s.witness.process, labelFrame)
 }
 
 // rankOfClaim returns the rank that the claim is about. A rank that has raised an exception is not the process that the

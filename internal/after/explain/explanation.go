@@ -71,10 +71,13 @@ type File struct {
 
 // Cause is what ran out.
 type Cause struct {
-	Resource Resource          `json:"resource"`
-	Rank     *int              `json:"rank"`  // that failed first; null if unknown
-	Phase    *ledger.PhaseName `json:"phase"` // null if unknown
-	Text     string            `json:"text"`  // one sentence
+	Resource Resource `json:"resource"`
+	Rank     *int     `json:"rank"` // that failed first; null if unknown
+	// LocalRank is the number of the rank on its node, where only that is known.
+	LocalRank *int              `json:"local_rank,omitempty"`
+	Process   string            `json:"process,omitempty"` // that failed first, as its lines are labelled, without a rank
+	Phase     *ledger.PhaseName `json:"phase"`             // null if unknown
+	Text      string            `json:"text"`              // one sentence
 	// Detail tells causes of one resource apart, such as "fragmentation" or "pinned memory"; empty for none.
 	Detail string `json:"detail,omitempty"`
 }

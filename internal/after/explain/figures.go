@@ -7,6 +7,7 @@ import (
 
 	"plimsoll/internal/after/evidence"
 	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/base/samples"
 )
 
 // Conditions of the tables for GPUs. PyTorch prints sizes with two decimals, so that figures that are derived from
@@ -200,6 +201,23 @@ func (s *scene) boundNodes() []int {
 				return bound.NUMANodes
 			}
 		}
+	}
+	return nil
+}
+
+// shortNode returns the NUMA node that had no memory left, or the only one that the memory policy leaves to the rank
+// that ended first; nil if the last sample tells of none.
+func (s *scene) shortNode() *samples.NUMAFree {
+	if n := s.levels.exhaustedNode(); n != nil || s.levels == nil {
+		return n
+	}
+	bound := s.boundNodes()
+	if len(bound) != 1 {
+		return nil
+	}
+	nodes := s.levels.node.NUMANodes
+	if i := slices.IndexFunc(nodes, func(n samples.NUMAFree) bool { return n.Node == bound[0] }); i >= 0 {
+		return &nodes[i]
 	}
 	return nil
 }

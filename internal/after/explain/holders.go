@@ -274,6 +274,9 @@ func (s *scene) recordedHolders(resource Resource) []Holder {
 	if s.levels == nil {
 		return nil
 	}
+	if node := s.shortNode(); node != nil && resource == NUMANode {
+		return s.holdersOnNode(node.Node)
+	}
 	sums := map[string]*Holder{}
 	var order []string
 	add := func(component string, bytes ledger.Bytes, text string) {
@@ -318,6 +321,20 @@ func (s *scene) recordedHolders(resource Resource) []Holder {
 	var list []Holder
 	for _, name := range order {
 		list = append(list, *sums[name])
+	}
+	return list
+}
+
+// holdersOnNode returns what the processes of the last sample hold of a NUMA node.
+func (s *scene) holdersOnNode(node int) []Holder {
+	var list []Holder
+	for _, p := range s.levels.processes {
+		for _, n := range p.NUMANodes {
+			if n.Node == node && n.Bytes > 0 {
+				list = append(list, Holder{fmt.Sprintf("process %d", p.PID), n.Bytes,
+					fmt.Sprintf("%s (%s of rank %d), on NUMA node %d", p.Name, p.Role, p.Rank, node)})
+			}
+		}
 	}
 	return list
 }

@@ -3,6 +3,7 @@ package explain
 import (
 	"cmp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -25,10 +26,21 @@ const (
 	unended               // it has not ended, or well
 )
 
-// death is the end of a rank, or of the program of a file that names no rank.
+// node is a process as far as the files tell processes apart: a rank, or what has a label of its own in a file. What
+// has neither in a file is one process, with those who report on it.
+type node struct {
+	rank    int
+	file    string // only without a rank
+	process string // only without a rank
+}
+
+// labelled reports whether the files tell the process from others.
+func (n node) labelled() bool { return n.rank != evidence.NoRank || n.process != "" }
+
+// death is the end of a process.
 type death struct {
-	rank int
-	how  manner
+	node
+	how manner
 	// says has what the files say of it; the first one orders it among others.
 	says []evidence.Finding
 	// The others are set once says is complete.
@@ -155,21 +167,17 @@ func (s *scene) order() {
 		switch {
 		case d.rank != evidence.NoRank && (s.witness == nil || d.rank != s.witness.rank):
 			s.victims = append(s.victims, d)
-		case d.rank == evidence.NoRank && s.witness != nil && d.how == s.witness.how:
+		case !d.labelled() && s.witness != nil && d.how == s.witness.how:
 			s.witness.says = append(s.witness.says, d.says...) // of the same process, without its label
 		}
 	}
 	s.nameWitness()
 }
 
-// deaths returns the end of each rank, and of each program without a rank.
+// deaths returns the end of each process.
 func (s *scene) deaths() []*death {
-	type key struct {
-		rank int
-		file string // only for programs without a rank
-	}
 	var list []*death
-	index := map[key]*death{}
+	index := map[node]*death{}
 	for _, f := range s.findings {
 		how := mannerOf(f.Fact)
 		if _, batch := f.Fact.(evidence.BatchKill); batch && s.rankOf(f) != evidence.NoRank {
@@ -184,14 +192,11 @@ func (s *scene) deaths() []*death {
 		if how == unended {
 			continue
 		}
-		k := key{rank: s.rankOf(f)}
-		if k.rank == evidence.NoRank {
-			k.file = f.File
-		}
-		d := index[k]
+		n := s.subject(f)
+		d := index[n]
 		if d == nil {
-			d = &death{rank: k.rank, how: how}
-			index[k] = d
+			d = &death{node: n, how: how}
+			index[n] = d
 			list = append(list, d)
 		}
 		d.add(f, how)
@@ -208,6 +213,48 @@ func (s *scene) killedByKernel(fact evidence.Fact) bool {
 	return ok && end.Signal == evidence.SIGKILL && s.killWords.pids[end.PID]
 }
 
+// subject returns the process that a finding is about. A report names another process than the one that writes it.
+func (s *scene) subject(f evidence.Finding) node {
+	if rank := s.rankOf(f); rank != evidence.NoRank {
+		return node{rank: rank}
+	}
+	n := node{rank: evidence.NoRank, file: f.File, process: f.Process}
+	if pids := processes([]evidence.Finding{f}); len(pids) == 1 {
+		if label, known := s.labels[pidOf{f.File, pids[0]}]; known {
+			n.process = label
+		}
+	}
+	return n
+}
+
+// pidOf is a process by its number, which other files may use for another one.
+type pidOf struct {
+	file string
+	pid  int
+}
+
+// labelOfPID is how Ray, vLLM and journals write the number of a process into its label.
+var labelOfPID = lazyregexp.New(`\bpid=(\d{1,9})\b|\[(\d{1,9})\]$`)
+
+// nameProcesses notes the labels of processes by their numbers, and the ranks of those that also tell their rank.
+func (s *scene) nameProcesses() {
+	s.labels = map[pidOf]string{}
+	for _, f := range s.findings {
+		groups := labelOfPID.FindStringSubmatch(f.Process)
+		if groups == nil {
+			continue
+		}
+		pid, err := strconv.Atoi(groups[1] + groups[2])
+		if err != nil {
+			continue
+		}
+		s.labels[pidOf{f.File, pid}] = f.Process
+		if _, known := s.ranks[pid]; !known && f.Rank != evidence.NoRank {
+			s.ranks[pid] = f.Rank
+		}
+	}
+}
+
 // rankOf returns the rank of a finding, or evidence.NoRank. A launcher may name the rank of a process in another line.
 func (s *scene) rankOf(f evidence.Finding) int {
 	pid, own := 0, f.Rank
@@ -219,6 +266,10 @@ func (s *scene) rankOf(f evidence.Finding) int {
 		}
 	case evidence.BatchKill:
 		pid = fact.PID
+	case evidence.WorkerEnded:
+		if len(fact.PIDs) == 1 {
+			pid = fact.PIDs[0]
+		}
 	}
 	if rank, ok := s.ranks[pid]; ok && own == evidence.NoRank {
 		return rank
@@ -234,7 +285,7 @@ func (d *death) add(f evidence.Finding, how manner) {
 
 // settle orders what the files say. A rank whose peers were gone has not ended by itself, whatever signal came next.
 func (d *death) settle() {
-	if waited(d) && d.how > lacked && d.rank != evidence.NoRank {
+	if waited(d) && d.how > lacked && d.labelled() {
 		d.how = taken
 	}
 	slices.SortStableFunc(d.says, func(a, b evidence.Finding) int {
@@ -363,8 +414,9 @@ func processes(findings []evidence.Finding) []int {
 // printed later steps, has ended well, or a launcher has started all ranks again.
 func (s *scene) setRecoveriesAside() {
 	type stream struct {
-		file string
-		rank int
+		file    string
+		rank    int
+		process string
 	}
 	type counter struct {
 		stream
@@ -374,13 +426,14 @@ func (s *scene) setRecoveriesAside() {
 	last := map[counter]int64{}
 	for i, f := range s.findings {
 		if p, ok := f.Fact.(evidence.Progress); ok && p.Step >= 0 {
-			key := counter{stream{f.File, f.Rank}, p.Epoch}
+			key := counter{stream{f.File, f.Rank, f.Process}, p.Epoch}
 			highest, known := last[key]
 			advances[i] = !known || p.Step > highest
 			last[key] = max(highest, p.Step)
 		}
 	}
 	later, end, restarted := map[stream]int{}, map[stream]manner{}, map[string]bool{}
+	most := map[stream]int{}     // later steps of that process of the job which has most
 	masked := map[stream]bool{}  // the end may be that of another program than the one that failed
 	handled := map[stream]int{}  // the line that says that the error before was dealt with
 	another := map[stream]bool{} // a later error of the same program, that nothing overcame
@@ -389,12 +442,15 @@ func (s *scene) setRecoveriesAside() {
 	closed, begun := map[string]bool{}, map[string]bool{}
 	recovered, completed := make([]bool, len(s.findings)), s.index.completed["Slurm"]
 	for i, f := range slices.Backward(s.findings) {
-		key := stream{f.File, f.Rank}
+		key, job := stream{f.File, f.Rank, f.Process}, stream{f.File, f.Rank, ""}
 		how, ended := end[key]
+		if !ended { // its process may have been one of several
+			how, ended = end[job]
+		}
 		recovered[i] = restarted[f.File] && mannerOf(f.Fact) != unended ||
 			handled[key] > 0 && handled[key]-f.Number <= handledDistance && mannerOf(f.Fact) <= raised ||
 			s.mayRecover(f) && (ended && how == unended && !(f.Left <= lastWords && masked[key]) ||
-				(!ended || another[key]) && later[key] >= enoughSteps(f.Fact)) ||
+				(!ended || another[key]) && most[job] >= enoughSteps(f.Fact)) ||
 			begun[f.File] && mannerOf(f.Fact) == exited ||
 			completed && s.index.kinds[f.File] == evidence.TrainerLog && isSlurmWarning(f.Fact)
 		failed[f.File] = failed[f.File] || !recovered[i] && mannerOf(f.Fact) < taken
@@ -408,9 +464,13 @@ func (s *scene) setRecoveriesAside() {
 			begun[f.File] = begun[f.File] || closed[f.File] && fact.Begins
 			if advances[i] || fact.Metrics {
 				later[key]++
+				most[job] = max(most[job], later[key])
 			}
 		case evidence.ProcessEnded:
 			end[key] = mannerOfProcess(fact)
+			if fact.By == trainer && end[key] == unended {
+				end[job] = unended
+			}
 			closed[f.File] = closed[f.File] || fact.By == trainer && end[key] == unended
 			// The exit code of a pipe or of a script is that of its last program.
 			masked[key] = fact.By == recorder && later[key] == 0
@@ -476,7 +536,7 @@ func (s *scene) nameWitness() {
 	same := func(v *death) bool { return v.first }
 	if !slices.ContainsFunc(s.victims, same) {
 		same = func(v *death) bool {
-			return v.how == exited || v.how == w.how || len(s.victims) == 1 && !waited(v)
+			return v.how == exited || v.how == w.how || len(s.victims) == 1 && (!waited(v) || ownCall(v))
 		}
 	}
 	if i := slices.IndexFunc(s.victims, same); i >= 0 {
@@ -484,6 +544,13 @@ func (s *scene) nameWitness() {
 		s.victims = slices.Delete(s.victims, i, i+1)
 		return
 	}
+}
+
+// ownCall reports whether a collective failed for a call to the system of the rank itself, and not for a peer.
+func ownCall(v *death) bool {
+	return slices.ContainsFunc(all[evidence.CollectiveFailed](v.says), func(f seen[evidence.CollectiveFailed]) bool {
+		return strings.Contains(f.fact.What, "unhandled system error") || f.fact.What == "ncclSystemError"
+	})
 }
 
 // waited reports whether a rank waited for another one: it is not the one that was waited for.
@@ -532,7 +599,10 @@ func (s *scene) linkedKills() []evidence.Finding {
 		return near
 	case s.witness.how == raised: // perhaps because the kernel had killed another process of the job
 		return slices.DeleteFunc(near, func(k evidence.Finding) bool {
-			return !k.Time.IsZero() && !s.witness.says[0].Time.IsZero() && apart(k, s.witness.says[0]).Abs() > sameKills
+			kill, _ := k.Fact.(evidence.KernelKill)
+			known := !k.Time.IsZero() && !s.witness.says[0].Time.IsZero()
+			return kill.PID > 0 && !trainerNames.MatchString(kill.Name) ||
+				known && apart(k, s.witness.says[0]).Abs() > sameKills
 		})
 	}
 	return nil

@@ -1,6 +1,8 @@
 package explain
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -60,5 +62,110 @@ func TestKernelBeforePolling(t *testing.T) {
 	}})
 	if e.Cause.Rank == nil || *e.Cause.Rank != 1 {
 		t.Errorf("%+v, expected rank 1", e.Cause)
+	}
+}
+
+const ranWell = "{'train_runtime': 612.11, 'train_samples_per_second': 4.1, 'train_steps_per_second': 0.51, " +
+	"'train_loss': 1.31, 'epoch': 1.0}\n"
+
+const rayReport = "(raylet) A worker died. Worker PID: 7 Worker exit type: SYSTEM_ERROR Worker exit detail: End of " +
+	"file.\n"
+
+// TestLabelledProcesses: processes that the lines of a file tell apart are nodes of their own, and a report is about
+// the process that it names.
+func TestLabelledProcesses(t *testing.T) {
+	gone := "[rank1]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting.\n"
+	steps := func(label string, from, to int) (text string) {
+		for step := from; step <= to; step++ {
+			text += fmt.Sprintf("%sstep:%d - loss:%d.5\n", label, step, step)
+		}
+		return text
+	}
+	for name, c := range map[string]struct {
+		text    string
+		want    Resource
+		process string
+	}{
+		"an earlier error of another container": {"worker-3  | RuntimeError: CUDA error: an illegal memory access " +
+			"was encountered\nworker-1  | " + gone + "worker-2  | Killed\n", NotMemory, "worker-3"},
+		"an error of the container itself": {"worker-2  | RuntimeError: CUDA error: an illegal memory access " +
+			"was encountered\nworker-2  | Killed\n", Undetermined, "worker-2"},
+		"a peer goes on for a step": {steps("worker-1  | ", 1, 3) + "worker-2  | " + full +
+			steps("worker-1  | ", 4, 4), GPU, "worker-2"},
+		"the job goes on": {steps("(TaskRunner pid=9) ", 1, 3) + "(Worker pid=7) " + full +
+			steps("(TaskRunner pid=9) ", 4, 8), None, ""},
+		"another process ends it":           {"(Worker pid=7) " + full + "(TaskRunner pid=9) " + ranWell, None, ""},
+		"the job ends without a label":      {"(Worker pid=7) " + full + ranWell, None, ""},
+		"a job that is done is interrupted": {ranWell + "^C\n", None, ""},
+		"somebody interrupts a job":         {"step:1 - loss:1.5\n^C\n", NotMemory, ""},
+		"a process that waited": {"(Worker pid=7) ValueError: no labels\n" +
+			"(Worker pid=8) [rank5]:[E1 x.cpp:1] [Rank 5] Watchdog caught collective operation timeout: " +
+			"WorkNCCL(SeqNum=1) ran for 600001 milliseconds\n" +
+			"(Worker pid=7) Traceback (most recent call last):\n(Worker pid=7)   File \"t.py\", line 1, in f\n" +
+			"(Worker pid=7) ValueError: no labels\n", NotMemory, "Worker pid=7"},
+		"a report on a process": {"(Worker pid=7) MemoryError\n" + rayReport, Host, "Worker pid=7"},
+		"a host":                {"node12: Killed\n", Undetermined, ""},
+		"a report on a rank":    {"(Worker pid=7) [rank5]: MemoryError\n" + rayReport, Host, ""},
+	} {
+		if e := explainText(t, c.text); e.Cause.Resource != c.want || e.Cause.Process != c.process {
+			t.Errorf("%s: %q of %q, expected %q of %q: %s", name, e.Cause.Resource, e.Cause.Process, c.want, c.process,
+				e.Cause.Text)
+		}
+	}
+}
+
+// TestWhoOfAHost: a label of a host tells no process, as a host has several.
+func TestWhoOfAHost(t *testing.T) {
+	if e := explainText(t, "node12: Killed\n"); !strings.HasPrefix(e.Cause.Text, "A process on node12") {
+		t.Error(e.Cause.Text)
+	}
+}
+
+// TestReportOnAVictim: what Ray says of a process that waited for another one names no cause.
+func TestReportOnAVictim(t *testing.T) {
+	for _, label := range []string{"(Worker pid=7) ", "(Worker pid=7) [rank5]: "} {
+		e := explainText(t, label+"ncclRemoteError: A call failed possibly due to a remote process exiting\n"+rayReport)
+		if !strings.Contains(e.Cause.Text, "the first to end is missing") {
+			t.Errorf("%s: %s", label, e.Cause.Text)
+		}
+	}
+	if e := explainText(t, rayReport); !strings.Contains(e.Cause.Text, "lost a worker of Ray") {
+		t.Errorf("a report alone: %s", e.Cause.Text)
+	}
+}
+
+// TestTasksOfSlurm: a task that starts ranks is no rank, and one of a job without a launcher is.
+func TestTasksOfSlurm(t *testing.T) {
+	tasks := "srun: error: n1: task 0: Exited with exit code 1\nsrun: error: n2: task 1: Killed\n"
+	launched := "[rank3]: " + full +
+		"E0601 10:00:41.100 12 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) " +
+		"local_rank: 3 (pid: 104) of binary: /usr/bin/python3\n"
+	if e := explainText(t, launched+tasks); e.Cause.Rank == nil || *e.Cause.Rank != 3 || len(e.Victims) > 0 {
+		t.Errorf("rank %v and victims %v, expected rank 3 and none", e.Cause.Rank, e.Victims)
+	}
+	if e := explainText(t, "[rank3]: "+full+tasks); len(e.Victims) != 2 {
+		t.Errorf("victims %v, expected two", e.Victims)
+	}
+}
+
+// TestLocalRank: where a launcher names only the rank's number on its node, that is said.
+func TestLocalRank(t *testing.T) {
+	e := explainText(t, "torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -9) local_rank: 3 "+
+		"(pid: 104) of binary: python3\n")
+	if e.Cause.Rank != nil || e.Cause.LocalRank == nil || *e.Cause.LocalRank != 3 {
+		t.Errorf("%+v, expected local rank 3", e.Cause)
+	}
+}
+
+// TestOtherDaemonsKilled: the kernel's kill of a daemon does not explain an error of the program.
+func TestOtherDaemonsKilled(t *testing.T) {
+	kill := kill("CONSTRAINT_MEMCG")
+	for name, want := range map[string]Resource{"mongod": NotMemory, "python3": CGroup} {
+		kill.PID, kill.Name = 1412, name
+		e := Explain(Inputs{Sources: []*evidence.Source{from("dmesg", evidence.KernelLog, kill),
+			from("log", evidence.TrainerLog, evidence.Exception{Type: "RuntimeError", Message: "shape is invalid"})}})
+		if e.Cause.Resource != want {
+			t.Errorf("%s: %q, expected %q: %s", name, e.Cause.Resource, want, e.Cause.Text)
+		}
 	}
 }

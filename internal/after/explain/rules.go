@@ -186,6 +186,10 @@ var rules = []rule{
 			return !f.Requested.Known && s.plentyFree()
 		}, Undetermined, "", Unknown, refusedText("the host had free memory, so a limit of the process was reached, " +
 			"or the program asked for more than the host has")},
+		row[evidence.HostAllocationFailed]{func(s *scene, _ evidence.HostAllocationFailed) bool {
+			return s.levels == nil
+		}, Host, "", Likely, refusedText("the host or its cgroup had none left, or a limit of the process was " +
+			"reached (ulimit -v)")},
 		row[evidence.HostAllocationFailed]{nil, Host, "", Likely, refusedText("the kernel had none left to promise")},
 	),
 	table(
@@ -269,7 +273,7 @@ var rules = []rule{
 			SharedMemory, "", Certain, says[evidence.BusError](busText)},
 		row[evidence.BusError]{func(s *scene, _ evidence.BusError) bool { return s.sharedMemoryFree() },
 			Undetermined, "", Unknown, says[evidence.BusError]("got SIGBUS while /dev/shm had free memory")},
-		row[evidence.BusError]{nil, SharedMemory, "", Likely, says[evidence.BusError](busText)},
+		row[evidence.BusError]{nil, SharedMemory, "", Likely, says[evidence.BusError](bareBusText)},
 	),
 	table(
 		row[evidence.BatchEnd]{inMemoryVolume, SharedMemory, "", Likely, says[evidence.BatchEnd]("was evicted, " +
@@ -305,7 +309,7 @@ var rules = []rule{
 		}, SharedMemory, "", Certain, says[evidence.ProcessEnded](busText)},
 		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
 			return mannerOfProcess(f) == faulted && !s.sharedMemoryFree()
-		}, SharedMemory, "", Likely, says[evidence.ProcessEnded](busText)},
+		}, SharedMemory, "", Likely, says[evidence.ProcessEnded](bareBusText)},
 		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
 			return isFault(f) && s.killBesideCrash() != nil
 		}, Undetermined, "", Unknown, func(f evidence.ProcessEnded) string {
@@ -348,7 +352,10 @@ const (
 	fileSize        = "file size"
 	limitedFileText = "could not write a file: the size of its files is limited (RLIMIT_FSIZE, ulimit -f)"
 	sharedText      = "ran out of shared memory: /dev/shm is full"
-	busText         = "got SIGBUS: a page of shared memory could not be allocated, as /dev/shm was full"
+	// bareBusText is for a process of which nothing says what it had mapped.
+	bareBusText = "got SIGBUS: a mapped page was missing, most likely of shared memory, as /dev/shm was full; " +
+		"a pool of huge pages or a mapped file that was cut are rarer reasons"
+	busText = "got SIGBUS: a page of shared memory could not be allocated, as /dev/shm was full"
 )
 
 // lackText is what an exception says that lacks memory of some kind.

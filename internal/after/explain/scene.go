@@ -21,6 +21,7 @@ type scene struct {
 	index      index              // of the findings
 	killWords  killWords          // of the words
 	ranks      map[int]int        // by PID, as launchers name them
+	labels     map[pidOf]string   // of processes by their numbers
 	words      []evidence.Finding // of the kernel, its counters and batch systems
 	kills      []evidence.Finding // of the kernel's OOM killer: those that concern the job
 	levels     *levels            // nil without a recording
@@ -54,6 +55,7 @@ func newScene(in *Inputs) *scene {
 		}
 	}
 	s.identifyProcesses()
+	s.forgetTasks()
 	s.index = newIndex(s)
 	s.setRecoveriesAside()
 	s.index = newIndex(s)
@@ -69,6 +71,7 @@ func newScene(in *Inputs) *scene {
 			s.words = append(s.words, f)
 		}
 	}
+	s.nameProcesses()
 	s.killWords = wordsOfKills(s.words)
 	s.order()
 	s.kills = s.linkedKills()
@@ -80,6 +83,32 @@ func (s *scene) identifyProcesses() {
 	for i := range s.findings {
 		if f, ok := s.findings[i].Fact.(evidence.GPUOutOfMemory); ok {
 			s.findings[i].Fact = identified(f)
+		}
+	}
+}
+
+// rankStarters start the ranks of a node, so that a task of Slurm is a launcher and no rank.
+var rankStarters = []string{"torchrun", "DeepSpeed"}
+
+// forgetTasks takes the numbers of Slurm's tasks from the findings if the tasks are no ranks.
+func (s *scene) forgetTasks() {
+	if !slices.ContainsFunc(all[evidence.ProcessEnded](s.findings), func(f seen[evidence.ProcessEnded]) bool {
+		return slices.Contains(rankStarters, f.fact.By)
+	}) {
+		return
+	}
+	for i := range s.findings {
+		f := &s.findings[i]
+		switch fact := f.Fact.(type) {
+		case evidence.ProcessEnded:
+			if fact.By == "Slurm" {
+				fact.Rank, f.Rank = evidence.NoRank, evidence.NoRank
+				f.Fact = fact
+			}
+		case evidence.BatchKill:
+			if fact.By == "Slurm" {
+				f.Rank = evidence.NoRank
+			}
 		}
 	}
 }

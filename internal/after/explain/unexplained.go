@@ -35,11 +35,12 @@ func (s *scene) endedWellBefore(at evidence.Finding) bool {
 // hangs are the words of a rank that has waited in vain.
 var hangs = lazyregexp.New(`(?i)timeout|timed out|hang`)
 
-// partedWell reports whether all that the files show are ranks that miss a peer after the training ended well: ranks
-// leave one after the other.
+// partedWell reports whether all that the files show are ranks that miss a peer after the training ended well, or that
+// somebody interrupts then: ranks leave one after the other, and servers stay.
 func (s *scene) partedWell() bool {
 	for _, f := range s.findings {
-		if mannerOf(f.Fact) == unended {
+		end, ended := f.Fact.(evidence.ProcessEnded)
+		if mannerOf(f.Fact) == unended || ended && end.Signal == evidence.SIGINT && s.endedWellBefore(f) {
 			continue
 		}
 		missed, ok := f.Fact.(evidence.CollectiveFailed)
