@@ -2,7 +2,10 @@ package model
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -183,6 +186,50 @@ func copied(name string) (known string, c *Namesake) {
 	return known, &Namesake{name, base != lower, strings.HasSuffix(base, "-linearized")}
 }
 
+// LoadAbsent loads the model of the catalog that a path names in full by its last folder, where the path is not on this
+// host: a configuration names the folder of the host that trains. It returns nil where the path is here, or names no
+// model of the catalog.
+func LoadAbsent(file string) *Model {
+	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	known, c := ofFolder(file)
+	if c == nil {
+		return nil
+	}
+	m, err := load(known, false)
+	if err != nil {
+		return nil
+	}
+	m.Namesake = c
+	return m
+}
+
+// ofFolder returns the model of the catalog that the last folder of a path names in full.
+func ofFolder(file string) (known string, c *Namesake) {
+	folders := strings.FieldsFunc(file, func(r rune) bool { return r == '/' || r == '\\' })
+	if n := len(folders); n > 2 && folders[n-2] == "snapshots" { // of huggingface_hub's cache
+		folders = folders[:n-2]
+	}
+	if len(folders) < 2 {
+		return "", nil
+	}
+	name := strings.ReplaceAll(folders[len(folders)-1], "___", ".") // as ModelScope's cache writes a dot
+	if found := owned.FindStringSubmatchIndex(name); found != nil {
+		owner, marked := strings.ToLower(name[found[2]:found[3]]), name[found[4]:found[5]] != "."
+		if marked || slices.Contains(authors, owner) {
+			name = name[found[1]:]
+		}
+	}
+	if known, c = copied("of/" + name); c != nil {
+		c.Name = file
+	}
+	return known, c
+}
+
+// owned matches the owner before a model's name in a folder that has both: models--Qwen--Qwen3-8B, Qwen__Qwen3-8B.
+var owned = lazyregexp.New(`^(?:models--)?([A-Za-z0-9-]*?[A-Za-z0-9])(--|__|\.)`)
+
 // quantized matches the ends of names of repositories with quantized weights.
 var quantized = lazyregexp.New(`-(?:unsloth-)?(bnb-4bit|gptq|awq|aqlm|gguf|fp8|nvfp4|mxfp4|int4|int8)(?:-[\w.]+)*$`)
 
@@ -202,6 +249,11 @@ func unknownName(name string, online bool) error {
 	hint := "'plimsoll models' lists the catalog" + files
 	last := lower[strings.LastIndexByte(lower, '/')+1:]
 	near := nearest(last, Catalog())
+	if known, c := ofFolder(name); c != nil && looksLikePath(name) {
+		return fault.File(name).Inputf("there is no such file or folder").
+			WithHint(fmt.Sprintf("give the path of its config.json; or --model %s for the sizes of the model of this "+
+				"name", known))
+	}
 	if near == "" && looksLikePath(name) {
 		return fault.File(name).Inputf("there is no such file or folder").
 			WithHint("give the path of a config.json, of a *.safetensors file or of a folder that holds one, or a " +

@@ -11,6 +11,7 @@ import (
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/base/version"
+	"plimsoll/internal/input/python"
 	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/input/recipe/strict"
 )
@@ -50,6 +51,9 @@ type Framework struct {
 	Tricks
 
 	Generation *Generation // nil for a program that is given its answers
+
+	// Environment are the variables that a source sets for its process and that change what the training holds.
+	Environment []Variable
 
 	Notes []Note
 
@@ -293,6 +297,9 @@ func LoadFramework(path string, from Source) (*Framework, error) {
 // error is a *fault.Input.
 func ParseFramework(file string, text []byte, from Source) (*Framework, error) {
 	document := parseContent(file, text)
+	if from.Started == file && python.IsSource(file) {
+		document = parsePython(file, text, from.Command)
+	}
 	if document == nil {
 		return nil, nil
 	}
@@ -308,7 +315,7 @@ func isTOML(file string) bool { return strings.HasSuffix(strings.ToLower(file), 
 
 // parseContent parses a text as what it looks like, whatever the name of its file. It returns nil if it cannot.
 func parseContent(file string, text []byte) *strict.Document {
-	if d := parsePython(file, text); d != nil {
+	if d := parsePython(file, text, nil); d != nil {
 		return d
 	}
 	if d := parseCommand(file, text); d != nil {

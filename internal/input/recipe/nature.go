@@ -124,7 +124,7 @@ func noConfiguration(path, what string, text []byte) error {
 // no program by itself.
 func asPython(path string, text []byte) string {
 	program := "python " + path
-	if source, _ := readPython(path, text); source != nil {
+	if source, _ := readPython(path, text, nil); source != nil {
 		if names := configurationsOf(source); len(names) > 0 {
 			return fmt.Sprintf("it has recipes of Megatron-Bridge: give one of its %d functions, such as %s:%s",
 				len(names), path, names[0])

@@ -30,6 +30,7 @@ func (r *Reader) ReadLoaded(others bool) error {
 		return r.Fault(Loaded, "names no model", "give --model with its name")
 	}
 	r.To.Model, r.To.place = name.Value.Text, r.Position(name.Value.At)
+	r.readEnvironment()
 	if n := r.Integer(unread); n > 0 {
 		r.Note(unread, fmt.Sprintf("is %d: what they set is not known, and counts as not set", n))
 	}

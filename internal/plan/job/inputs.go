@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -73,7 +74,21 @@ func Read(q Request) (*Inputs, error) {
 
 // source is what the files of the request are read with.
 func (in *Inputs) source() recipe.Source {
-	return recipe.Source{DeepSpeed: in.deepSpeedRelease, Texts: in.request.Texts, Releases: in.environment.releaseOf}
+	s := recipe.Source{DeepSpeed: in.deepSpeedRelease, Texts: in.request.Texts, Releases: in.releaseOf}
+	if in.script != nil && in.script.Command != nil {
+		s.Started, s.Command = in.script.Config, in.script.Command
+	}
+	return s
+}
+
+// releaseOf returns the release of a package that a flag or the environment says, zero where neither does.
+func (in *Inputs) releaseOf(name string) version.Version {
+	if flag := in.request.planned()[name]; flag != nil && *flag != "" {
+		if v, err := version.Parse(*flag); err == nil {
+			return v
+		}
+	}
+	return in.environment.releaseOf(name)
 }
 
 // readConfigs gives each file of unknown kind to the flag for its content.
@@ -125,12 +140,24 @@ func (in *Inputs) readScript() error {
 		}
 		in.script, q.Texts = s, s.Texts
 		if s.Config != "" {
-			q.Configs = slices.Clone(q.Configs)
-			q.Configs[i] = s.Config
+			rest := slices.DeleteFunc(slices.Delete(slices.Clone(q.Configs), i, i+1), func(other string) bool {
+				return isSameFile(other, s.Config) // which the user has named, too
+			})
+			q.Configs = append(rest, s.Config)
 		}
 		return nil
 	}
 	return nil
+}
+
+// isSameFile reports whether two paths are of one file.
+func isSameFile(one, other string) bool {
+	first, err := os.Stat(one)
+	if err != nil {
+		return filepath.Clean(one) == filepath.Clean(other)
+	}
+	second, err := os.Stat(other)
+	return err == nil && os.SameFile(first, second)
 }
 
 // NamesModel reports whether flags or files say which model is trained, or have a fault that hides it.
@@ -165,6 +192,12 @@ func (in *Inputs) readModel() (err error) {
 		if before := model.Before(name, storage); before != name {
 			in.model, err = load(before)
 			in.storage = storage
+			name = before
+		}
+	}
+	if err != nil && in.request.Model == "" {
+		if absent := model.LoadAbsent(name); absent != nil {
+			in.model, err = absent, nil
 		}
 	}
 	if err != nil {
