@@ -167,6 +167,8 @@ type Tricks struct {
 	OwnExperts bool
 	// Separate are names of modules that the program adapts one by one, also where transformers joins them.
 	Separate []string
+	// AdaptsEncoder is where a program adapts the encoder of images of a model that has one: FastModel of Unsloth.
+	AdaptsEncoder *fault.Position
 	// WidensNorms says that norms, embeddings and the head are kept in fp32.
 	WidensNorms bool
 	// ScalesProducts says that products of blocks are in fp8.
@@ -414,12 +416,18 @@ func template(d *strict.Document) error {
 		return err
 	}
 	for _, m := range d.Root.Members {
-		if v := m.Value; v.Kind == '"' && strings.HasPrefix(v.Text, "$") && !harmless.MatchString(m.Name) {
+		if v := m.Value; v.Kind == '"' && isVariable(v.Text) && !harmless.MatchString(m.Name) {
 			return d.Inputf(v.At, "%s is %s, a variable: this file is a template", m.Name, v).
 				WithHint("give the file with the variables filled in")
 		}
 	}
 	return nil
+}
+
+// isVariable reports whether a text has a variable in its place: of a shell, or of a template, {{ name }}.
+func isVariable(text string) bool {
+	_, inner, opens := strings.Cut(text, "{{")
+	return strings.HasPrefix(text, "$") || opens && strings.Contains(inner, "}}")
 }
 
 // ElementNames are torch's names of types.

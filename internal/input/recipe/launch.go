@@ -163,9 +163,17 @@ func (s *starter) spreads() error {
 	if !s.kind.Spreads {
 		return nil
 	}
-	return s.fault(at, fmt.Sprintf("%s shows %d GPUs, and %d rank starts: %s then spreads the model over the GPUs of "+
-		"a rank (device_map), which is not planned yet", name, visible, ranks, s.kind.Program.Name),
+	return s.fault(at, fmt.Sprintf("%s shows %d GPUs, and %s: %s then spreads the model over the GPUs of "+
+		"a rank (device_map), which is not planned yet", name, visible, started(ranks), s.kind.Program.Name),
 		fmt.Sprintf("set %s to %d for a rank on each GPU", s.kind.LaunchVariables[0], visible))
+}
+
+// started says how many ranks start.
+func started(ranks int) string {
+	if ranks == 1 {
+		return "1 rank starts"
+	}
+	return fmt.Sprintf("%d ranks start", ranks)
 }
 
 // hostfile reads the hosts of deepspeed --hostfile, if the file is here and all have as many slots.

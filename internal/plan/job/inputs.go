@@ -231,6 +231,12 @@ func (in *Inputs) readModel() (err error) {
 			WithHint("axolotl's llama4_linearized_experts replaces the modules of Llama 4; or name the model with " +
 				"its own experts: --model " + in.model.Name)
 	}
+	if f := in.framework; f != nil && f.AdaptsEncoder != nil && in.model.Network != nil &&
+		len(in.model.Network.Towers) > 0 {
+		return f.AdaptsEncoder.Inputf("get_peft_model of FastModel adapts the encoder of images of %s, too, unless "+
+			"finetune_vision_layers is False: this is not planned yet", in.model.Name).
+			WithHint("set finetune_vision_layers to False to plan a training of the language model")
+	}
 	if err := in.addRouterLoss(); err != nil {
 		return err
 	}
