@@ -12,6 +12,7 @@ func TestAbsent(t *testing.T) {
 		"/hf/models--Qwen--Qwen2.5-VL-7B-Instruct/snapshots/6e6556e8ce728c7b3e438d": "qwen2.5-vl-7b",
 		"/root/data3/Qwen.Qwen2.5-VL-7B-Instruct":                                   "qwen2.5-vl-7b",
 		"/home/test/hub/somebody__Qwen3-8B":                                         "qwen3-8b",
+		"./Qwen3-1_7B":                                                              "qwen3-1.7b",
 		"/models/Qwen3-8B/checkpoint-500":                                           "",
 		"/models/My-Qwen3-8B":                                                       "",
 		"/models/Qwen3-8B-unsloth-bnb-4bit":                                         "",

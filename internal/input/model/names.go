@@ -235,11 +235,17 @@ func ofFolder(file string) (known string, c *Namesake) {
 			name = name[found[1]:]
 		}
 	}
-	if known, c = copied("of/" + name); c != nil {
-		c.Name = file
+	for _, spelled := range []string{name, underscored.ReplaceAllString(name, "$1.$2")} {
+		if known, c = copied("of/" + spelled); c != nil {
+			c.Name = file
+			return known, c
+		}
 	}
-	return known, c
+	return "", nil
 }
+
+// underscored matches a number with an underscore for its point, as names of folders have it: Qwen3-1_7B.
+var underscored = lazyregexp.New(`([0-9])_([0-9])`)
 
 // owned matches the owner before a model's name in a folder that has both: models--Qwen--Qwen3-8B, Qwen__Qwen3-8B.
 var owned = lazyregexp.New(`^(?:models--)?([A-Za-z0-9-]*?[A-Za-z0-9])(--|__|\.)`)

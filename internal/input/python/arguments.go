@@ -1,6 +1,7 @@
 package python
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 )
@@ -244,4 +245,118 @@ func (o *option) converted(a Argument) *Value {
 		return o.unfollowed(a.Text + ", which is no " + o.kind)
 	}
 	return is
+}
+
+// dataclassParser is the end of the class whose parse_args_into_dataclasses reads the command line.
+const dataclassParser = ".HfArgumentParser"
+
+// dataclasses evaluates parse_args_into_dataclasses of transformers' HfArgumentParser, where the command line is known:
+// an object of each class. What no class of the source has is of the one class of a library. It returns nil for other
+// calls, and for parsers that are not followed.
+func (b *block) dataclasses(name string, made *Value) *Value {
+	parser := made.From
+	if b.command == nil || parser == nil || name != "parse_args_into_dataclasses" ||
+		!strings.HasSuffix("."+parser.Class, dataclassParser) || len(made.Given) > 0 || parser.Partial {
+		return nil
+	}
+	types := parser.Attribute("dataclass_types")
+	if len(parser.Given) > 0 {
+		types = parser.Given[0]
+	}
+	classes := []*Value{types}
+	if types != nil && types.Kind == List {
+		classes = types.Elements
+	}
+	objects := &Value{Kind: List, tuple: true, At: made.At, born: b.steps}
+	var ofLibrary *Value
+	for _, class := range classes {
+		if class == nil || class.Kind != Symbol {
+			return nil
+		}
+		object := &Value{Kind: Object, Class: cmp.Or(class.inherits, class.Text), At: made.At, born: b.steps}
+		if class.class {
+			if object.of = b.withDefaults(class); object.of == nil {
+				return nil
+			}
+		}
+		if !class.class || class.inherits != "" {
+			if ofLibrary != nil {
+				return nil
+			}
+			ofLibrary = object
+		}
+		objects.Elements = append(objects.Elements, object)
+	}
+	if !b.distribute(objects.Elements, ofLibrary) {
+		return nil
+	}
+	return objects
+}
+
+// withDefaults returns a dataclass of the source whose attributes are the defaults of its fields, or nil for one with
+// code that sets them.
+func (b *block) withDefaults(class *Value) *Value {
+	is := *class
+	is.Members = slices.Clone(class.Members)
+	for i, m := range is.Members {
+		switch {
+		case m.Is.Kind == Function && m.Name == "__post_init__":
+			return nil
+		case m.Is.Kind == Object && m.Is.Name() == "field":
+			is.Members[i].Is = cmp.Or(m.Is.Attribute("default"), b.unknown(m.Name+", a field without a default", 0))
+		}
+	}
+	return &is
+}
+
+// distribute gives objects of dataclasses what the command line has for them.
+func (b *block) distribute(objects []*Value, ofLibrary *Value) bool {
+	for i := 0; i < len(b.command); i++ {
+		name, value, joined := strings.Cut(b.command[i].Text, "=")
+		if !strings.HasPrefix(name, "--") {
+			return false // a file of arguments
+		}
+		values := []Argument{{value, b.command[i].Unknown}}
+		if !joined {
+			for values = nil; i+1 < len(b.command) && isOperand(b.command[i+1]); i++ {
+				values = append(values, b.command[i+1])
+			}
+		}
+		key := strings.ReplaceAll(strings.TrimLeft(name, "-"), "-", "_")
+		to := ofLibrary
+		for _, o := range objects {
+			if is := o.of.Attribute(key); is != nil && is.Kind != Function {
+				to = o.of // the configuration of a library does not have the fields of the source
+			}
+		}
+		if to != nil {
+			to.set(key, -1, plain(values))
+		}
+	}
+	return true
+}
+
+// plain returns the value of words: a switch without any, a list of several.
+func plain(values []Argument) *Value {
+	list := &Value{Kind: List, At: -1}
+	for _, a := range values {
+		is := &Value{Kind: Text, Text: a.Text, At: -1}
+		switch n := numeral("float", a.Text, -1); {
+		case a.Unknown:
+			is.Kind = Unknown
+		case slices.Contains([]string{"true", "false"}, strings.ToLower(a.Text)):
+			is = &Value{Kind: Bool, Truth: strings.EqualFold(a.Text, "true"), At: -1}
+		case n != nil:
+			n.Whole = numeral("int", a.Text, -1) != nil
+			is = n
+		}
+		list.Elements = append(list.Elements, is)
+	}
+	switch len(values) {
+	case 0:
+		return &Value{Kind: Bool, Truth: true, At: -1}
+	case 1:
+		return list.Elements[0]
+	}
+	return list
 }

@@ -60,6 +60,63 @@ show(args.model, args.bs, args.rate, args.packing, args.cache, args.targets, arg
 	}
 }
 
+// TestDataclasses holds what transformers' HfArgumentParser makes of a command line: fields of the source's own classes,
+// and one configuration of a library for the rest.
+func TestDataclasses(t *testing.T) {
+	const source = `import transformers
+from dataclasses import dataclass, field
+@dataclass
+class ModelArguments:
+    model: str = field(default="m", metadata={"help": "h"})
+    lora: bool = False
+    must: int = field(metadata={})
+@dataclass
+class Settings(transformers.TrainingArguments):
+    longest: int = field(default=512)
+parser = transformers.HfArgumentParser((ModelArguments, Settings))
+a, b = parser.parse_args_into_dataclasses()
+show(a.model, a.lora, a.must, b.longest, b.bf16, b.size)
+transformers.Trainer(args=b)
+`
+	for _, c := range []struct{ command, want string }{
+		{"", "m False ? 512 ? ?"},
+		{"--model x --lora --must 3 --bf16 True --size 4", "x True 3 512 True 4"},
+		{"--lora False --longest=64 --size $N --bf16", "m False ? 64 True ?"},
+		{"arguments.json", "? ? ? ? ? ?"},
+	} {
+		s, err := ReadStarted("train.py", []byte(source), append([]Argument{}, wordsOf(c.command)...), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Calls = s.Calls[:len(s.Calls)-1] // without the trainer
+		if got := shown(s); got != c.want {
+			t.Errorf("%s:\ngot  %s\nwant %s", c.command, got, c.want)
+		}
+	}
+	s, err := ReadStarted("train.py", []byte(source), wordsOf("--bf16 True --longest 9"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := s.Calls[len(s.Calls)-1].Attribute("args")
+	if args.Class != "transformers.TrainingArguments" || args.Attribute("bf16") == nil || args.Attribute("longest") != nil {
+		t.Errorf("the trainer's configuration is %v with %v", args.Class, args.Members)
+	}
+	for _, other := range []string{
+		strings.Replace(source, "(ModelArguments, Settings)", "(transformers.SFTConfig, Settings)", 1),
+		strings.Replace(source, "    longest:", "    def __post_init__(self):\n        pass\n    longest:", 1),
+		strings.Replace(source, "(ModelArguments, Settings)", "classes()", 1),
+	} {
+		s, err := ReadStarted("train.py", []byte(other), wordsOf("--longest 9"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Calls = s.Calls[:len(s.Calls)-1]
+		if got := shown(s); strings.Trim(got, "? ") != "" {
+			t.Errorf("%s\ngot %s, want nothing", other, got)
+		}
+	}
+}
+
 func wordsOf(command string) (list []Argument) {
 	for w := range strings.FieldsSeq(command) {
 		list = append(list, Argument{w, strings.HasPrefix(w, "$")})

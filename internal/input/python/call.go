@@ -52,8 +52,8 @@ func (b *block) call(e *expression) *Value {
 			return is
 		}
 		made.Class = f.Text
-	case from != nil && b.parses(e.parts[0].text, made) != nil:
-		return b.parses(e.parts[0].text, made)
+	case from != nil && cmp.Or(b.parses(e.parts[0].text, made), b.dataclasses(e.parts[0].text, made)) != nil:
+		return cmp.Or(b.parses(e.parts[0].text, made), b.dataclasses(e.parts[0].text, made))
 	case from != nil:
 		made.Class = from.Class + "." + e.parts[0].text
 		if changes(e.parts[0].text) {

@@ -56,6 +56,7 @@ var OtherTrainings = []*Kind{
 	trainingOf("SimpleTuner", byRun, "data_backend_config model_family+train_batch_size"),
 	trainingOf("ai-toolkit", byRun, "config.process"),
 	trainingOf("kohya's sd-scripts", byRun, "network_module train_data_dir+unet_lr"),
+	trainingOf("x-flux", byRun, "data_config.img_dir"),
 	trainingOf("diffusion-pipe", byRun, "micro_batch_size_per_gpu+model.type"),
 	{Name: "configuration of a script with a training loop of its own, such as open-instruct's", Instead: byFlags,
 		Marks: "use_slow_tokenizer with_tracking checkpointing_steps dataset_mixer_list"},

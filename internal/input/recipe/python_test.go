@@ -94,7 +94,7 @@ func TestSourcesRefused(t *testing.T) {
 		{sourceOfLoRA, "BitsAndBytesConfig(", "GPTQConfig(", "quantization_config is"},
 		{sourceOfLoRA, "LoraConfig(", "IA3Config(", "the adapter is"},
 		{sourceOfLoRA, "train_dataset=load(),", "optimizers=(o, None),", "code of the source decides"},
-		{sourceOfLoRA, "args=args", "args=parser.parse_args()", "write the line that starts it into a script"},
+		{sourceOfLoRA, "args=args", "args=parser.parse_args()", "give a script with the line that starts it"},
 		{sourceOfLoRA, "args = SFTConfig(", "class Own(SFTConfig):\n    packing: bool = True\nargs = Own(",
 			"is __main__.Own(...), which only a run"},
 		{sourceOfLoRA, "trainer.train()", "for p in model.parameters(): p.requires_grad = False",

@@ -94,6 +94,24 @@ func TestTwoGPUsOfOneProcess(t *testing.T) {
 	}
 }
 
+// TestDataclassesOfSources: a source reads its configuration by HfArgumentParser, and the script that starts it says it.
+func TestDataclassesOfSources(t *testing.T) {
+	texts := files.Texts{"run.sh": []byte("torchrun --nproc_per_node 2 t.py --model qwen2.5-0.5b --bf16 True " +
+		"--per_device_train_batch_size 6 --longest 32\n"), "t.py": []byte("import transformers\n" +
+		"from dataclasses import dataclass, field\n@dataclass\nclass A:\n    model: str = field(default='gpt2')\n" +
+		"@dataclass\nclass B(transformers.TrainingArguments):\n    longest: int = field(default=8)\n" +
+		"a, b = transformers.HfArgumentParser((A, B)).parse_args_into_dataclasses()\n" +
+		"m = transformers.AutoModelForCausalLM.from_pretrained(a.model)\n" +
+		"transformers.Trainer(model=m, args=b, train_dataset=d).train()\n")}
+	j, err := Request{Configs: []string{"run.sh"}, Texts: texts}.Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if j.Model.Name != "qwen2.5-0.5b" || j.World != 2 || j.MicroBatch != 6 {
+		t.Errorf("%s on %d ranks, batches of %d", j.Model.Name, j.World, j.MicroBatch)
+	}
+}
+
 // TestNamedAgain: a file that a script names may be given beside it.
 func TestNamedAgain(t *testing.T) {
 	texts := files.Texts{"run.sh": []byte("llamafactory-cli train train.yaml\n"), "train.yaml": []byte(
