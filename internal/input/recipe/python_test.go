@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
 )
 
 const (
@@ -162,6 +163,16 @@ func TestSourcesRefused(t *testing.T) {
 		}
 		if !strings.Contains(said, change.says) {
 			t.Errorf("%s: %q, want %q", change.new, said, change.says)
+		}
+	}
+}
+
+// TestNoSettingsOfSources: a source of Python is not edited, so that flags say its changes.
+func TestNoSettingsOfSources(t *testing.T) {
+	for file, text := range map[string]string{"train.py": sourceOfLoRA, "trainer.py": sourceOfTrainer} {
+		s, err := LoadSettings(file, files.Texts{file: []byte(text)})
+		if s != nil || err != nil {
+			t.Errorf("%s has settings %v, error %v", file, s, err)
 		}
 	}
 }
