@@ -18,10 +18,11 @@ import (
 
 // authors are the organizations on the hub whose models the catalog has.
 var authors = []string{
-	"01-ai", "agentica-org", "ai21labs", "albert", "allenai", "answerdotai", "arcee-ai", "baai", "baidu", "bigcode", "bigscience", "bytedance-seed",
-	"canopylabs", "cerebras", "codellama", "cohereforai", "coherelabs", "deepcogito", "deepseek-ai", "distil-whisper", "distilbert",
-	"eleutherai", "facebook", "facebookai", "google", "google-bert", "google-t5", "huggingfacetb", "ibm-granite", "katanemo", "laion", "liquidai",
-	"llava-hf", "meta-llama", "microsoft", "minimaxai", "mistralai", "moonshotai", "mosaicml", "nvidia", "openai",
+	"01-ai", "agentica-org", "ai21labs", "albert", "allenai", "answerdotai", "arcee-ai", "baai", "baidu", "bigcode",
+	"bigscience", "bytedance-seed", "canopylabs", "cerebras", "codellama", "cohereforai", "coherelabs",
+	"deepcogito", "deepseek-ai", "distil-whisper", "distilbert", "eleutherai", "facebook", "facebookai", "google",
+	"google-bert", "google-t5", "huggingfacetb", "ibm-granite", "katanemo", "laion", "liquidai", "llava-hf",
+	"meta-llama", "microsoft", "minimaxai", "mistralai", "moonshotai", "mosaicml", "nvidia", "openai",
 	"openai-community", "opengvlab", "openlm-research", "paddlepaddle", "qwen", "skywork", "stabilityai",
 	"state-spaces", "swiss-ai", "tencent", "thudm", "tiiuae", "tinyllama", "togethercomputer", "xiaomimimo",
 	"zai-org",

@@ -43,7 +43,7 @@ show(args.model, args.bs, args.rate, args.packing, args.cache, args.targets, arg
 		}
 	}
 	for _, source := range []string{ // whose arguments are not followed
-		parser[:strings.Index(parser, "p.set_defaults")] + "s = p.add_subparsers()\n" + parser[strings.Index(parser, "args ="):],
+		strings.Replace(parser, "args =", "s = p.add_subparsers()\nargs =", 1),
 		strings.Replace(parser, `"--bs", "-b"`, "name()", 1),
 	} {
 		s, err := ReadStarted("train.py", []byte(source), wordsOf("m"), nil)
@@ -60,8 +60,8 @@ show(args.model, args.bs, args.rate, args.packing, args.cache, args.targets, arg
 	}
 }
 
-// TestDataclasses holds what transformers' HfArgumentParser makes of a command line: fields of the source's own classes,
-// and one configuration of a library for the rest.
+// TestDataclasses holds what transformers' HfArgumentParser makes of a command line: fields of the source's own
+// classes, and one configuration of a library for the rest.
 func TestDataclasses(t *testing.T) {
 	const source = `import transformers
 from dataclasses import dataclass, field
@@ -98,7 +98,8 @@ transformers.Trainer(args=b)
 		t.Fatal(err)
 	}
 	args := s.Calls[len(s.Calls)-1].Attribute("args")
-	if args.Class != "transformers.TrainingArguments" || args.Attribute("bf16") == nil || args.Attribute("longest") != nil {
+	if args.Class != "transformers.TrainingArguments" || args.Attribute("bf16") == nil ||
+		args.Attribute("longest") != nil {
 		t.Errorf("the trainer's configuration is %v with %v", args.Class, args.Members)
 	}
 	for _, other := range []string{

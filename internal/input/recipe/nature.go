@@ -111,7 +111,7 @@ func unclear(path string, text []byte) error {
 func noConfiguration(path, what string, text []byte) error {
 	hint := readable
 	if what == pythonSource {
-		if name := unplannedTrainer(path, text); name != "" {
+		if name := calledClass(path, text); name != "" {
 			return fault.File(path).Inputf("this is %s that calls %s, which is not planned on paper", what, name).
 				WithHint(asPython(path, text))
 		}
@@ -124,8 +124,8 @@ func noConfiguration(path, what string, text []byte) error {
 	return fault.File(path).Inputf("this is %s: expected a configuration of a training", what).WithHint(hint)
 }
 
-// unplannedTrainer returns the class of the trainer of a library that a source calls and no kind reads, "" for none.
-func unplannedTrainer(path string, text []byte) string {
+// calledClass returns the class of the trainer of a library that a source calls and no kind reads, "" for none.
+func calledClass(path string, text []byte) string {
 	source, _ := readPython(path, text, nil)
 	if source == nil {
 		return ""

@@ -137,8 +137,8 @@ type Settings struct {
 	translated bool
 }
 
-// LoadSettings reads the settings of a file. It returns nil for a file of a kind without any, such as a model's, and for
-// a source of Python, which is not edited: flags say its changes. Texts may stand for files.
+// LoadSettings reads the settings of a file. It returns nil for a file of a kind without any, such as a model's, and
+// for a source of Python, which is not edited: flags say its changes. Texts may stand for files.
 func LoadSettings(file string, texts files.Texts) (*Settings, error) {
 	text, err := texts.Read(file, largest)
 	if errors.As(err, new(*files.TooLarge)) {

@@ -177,20 +177,20 @@ func (in *Inputs) modelName() string {
 	return in.request.Model
 }
 
-func (in *Inputs) readModel() (err error) {
-	name := in.modelName()
-	if name == "" {
-		return fault.Inputf("no model was named").
-			WithHint("add --model with a name of the catalog or the path of a config.json")
-	}
-	load := model.Load
+// load loads a model of this host, of the catalog or of the hub.
+func (in *Inputs) load(name string) (*model.Model, error) {
 	if in.request.Online {
-		load = model.LoadOnline
+		return model.LoadOnline(name)
 	}
-	if in.model, err = load(name); err != nil {
+	return model.Load(name)
+}
+
+// loadModel loads the model of a name. A path in a configuration may be one of another host.
+func (in *Inputs) loadModel(name string) (err error) {
+	if in.model, err = in.load(name); err != nil {
 		storage := in.packing(name)
 		if before := model.Before(name, storage); before != name {
-			in.model, err = load(before)
+			in.model, err = in.load(before)
 			in.storage = storage
 			name = before
 		}
@@ -200,11 +200,34 @@ func (in *Inputs) readModel() (err error) {
 			in.model, err = absent, nil
 		}
 	}
-	if err != nil {
-		if strings.HasSuffix(name, ".safetensors") { // a file of weights, whatever is wrong with it
-			return in.named(err)
-		}
-		return cmp.Or(recipe.Misplaced(name), in.named(err))
+	switch {
+	case err == nil:
+		return nil
+	case strings.HasSuffix(name, ".safetensors"): // a file of weights, whatever is wrong with it
+		return in.named(err)
+	}
+	return cmp.Or(recipe.Misplaced(name), in.named(err))
+}
+
+// adaptsEncoder refuses a program that adapts the encoder of images of a model that has one.
+func (in *Inputs) adaptsEncoder() error {
+	f := in.framework
+	if f == nil || f.AdaptsEncoder == nil || in.model.Network == nil || len(in.model.Network.Towers) == 0 {
+		return nil
+	}
+	return f.AdaptsEncoder.Inputf("get_peft_model of FastModel adapts the encoder of images of %s, too, unless "+
+		"finetune_vision_layers is False: this is not planned yet", in.model.Name).
+		WithHint("set finetune_vision_layers to False to plan a training of the language model")
+}
+
+func (in *Inputs) readModel() (err error) {
+	name := in.modelName()
+	if name == "" {
+		return fault.Inputf("no model was named").
+			WithHint("add --model with a name of the catalog or the path of a config.json")
+	}
+	if err := in.loadModel(name); err != nil {
+		return err
 	}
 	plain := in.model
 	if f := in.framework; f != nil && in.model.Network != nil {
@@ -231,13 +254,7 @@ func (in *Inputs) readModel() (err error) {
 			WithHint("axolotl's llama4_linearized_experts replaces the modules of Llama 4; or name the model with " +
 				"its own experts: --model " + in.model.Name)
 	}
-	if f := in.framework; f != nil && f.AdaptsEncoder != nil && in.model.Network != nil &&
-		len(in.model.Network.Towers) > 0 {
-		return f.AdaptsEncoder.Inputf("get_peft_model of FastModel adapts the encoder of images of %s, too, unless "+
-			"finetune_vision_layers is False: this is not planned yet", in.model.Name).
-			WithHint("set finetune_vision_layers to False to plan a training of the language model")
-	}
-	if err := in.addRouterLoss(); err != nil {
+	if err := cmp.Or(in.adaptsEncoder(), in.addRouterLoss()); err != nil {
 		return err
 	}
 	if in.model, err = described(in.model); err != nil {
@@ -260,7 +277,7 @@ func (in *Inputs) readModel() (err error) {
 		in.reference = plain
 	}
 	if name != "" {
-		if in.reference, err = load(name); err != nil {
+		if in.reference, err = in.load(name); err != nil {
 			return err
 		}
 	}

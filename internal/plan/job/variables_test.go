@@ -12,7 +12,8 @@ func TestVariables(t *testing.T) {
 	const (
 		script = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\nCUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=2 " +
 			"swift sft --model qwen2.5-0.5b --train_type lora --deepspeed zero2 --max_length 64 --dataset x\n"
-		source = "import os, torch, argparse\nos.environ[\"PYTORCH_CUDA_ALLOC_CONF\"] = \"expandable_segments:True\"\n" +
+		source = "import os, torch, argparse\n" +
+			"os.environ[\"PYTORCH_CUDA_ALLOC_CONF\"] = \"expandable_segments:True\"\n" +
 			"os.environ[\"CUDA_VISIBLE_DEVICES\"] = \"0\"\np = argparse.ArgumentParser()\n" +
 			"p.add_argument('--bs', type=int, default=3)\n" +
 			"from transformers import AutoModelForCausalLM\nfrom trl import SFTConfig, SFTTrainer\n" +
@@ -21,6 +22,13 @@ func TestVariables(t *testing.T) {
 			"train_dataset=d).train()\n"
 	)
 	gpu := func(is string) string { return strings.Replace(source, `"0"`, is, 1) }
+	typed := func(is string) string {
+		return strings.Replace(source, "model =", "torch.set_default_dtype("+is+")\nmodel =", 1)
+	}
+	of := func(command, train string) map[string]string {
+		return map[string]string{"run.sh": command + "\n", "train.py": train}
+	}
+	swift := func(text string) map[string]string { return map[string]string{"run.sh": text} }
 	const expandable = "expandable_segments:True"
 	for name, c := range map[string]struct {
 		q         Request
@@ -30,32 +38,29 @@ func TestVariables(t *testing.T) {
 		ranks     int
 		batch     int64
 	}{
-		"script": {files: map[string]string{"run.sh": script}, allocator: expandable, ranks: 2, batch: 1},
-		"a flag goes before": {q: Request{Allocator: "max_split_size_mb:128"}, files: map[string]string{"run.sh": script},
+		"script": {files: swift(script), allocator: expandable, ranks: 2, batch: 1},
+		"a flag goes before": {q: Request{Allocator: "max_split_size_mb:128"}, files: swift(script),
 			allocator: "max_split_size_mb:128", ranks: 2, batch: 1},
-		"no allocator's key": {files: map[string]string{"run.sh": strings.Replace(script, "ts:True", ":True", 1)},
+		"no allocator's key": {files: swift(strings.Replace(script, "ts:True", ":True", 1)),
 			fault: `run.sh:1:8: PYTORCH_CUDA_ALLOC_CONF is "expandable_segmen:True"`},
-		"not exported": {files: map[string]string{"run.sh": strings.TrimPrefix(script, "export ")}, ranks: 2, batch: 1},
-		"no GPU": {files: map[string]string{"run.sh": strings.Replace(script, "0,1 NPROC_PER_NODE=2", "''", 1)},
+		"not exported": {files: swift(strings.TrimPrefix(script, "export ")), ranks: 2, batch: 1},
+		"no GPU": {files: swift(strings.Replace(script, "0,1 NPROC_PER_NODE=2", "''", 1)),
 			fault: `CUDA_VISIBLE_DEVICES is "": the program sees no GPU`},
-		"started source": {files: map[string]string{"run.sh": "torchrun --nproc_per_node 4 train.py --bs 5\n",
-			"train.py": source}, allocator: expandable, ranks: 4, batch: 5},
-		"by default": {files: map[string]string{"run.sh": "python train.py\n", "train.py": source}, allocator: expandable,
-			ranks: 1, batch: 3},
-		"unknown word": {files: map[string]string{"run.sh": "python train.py --bs $BS\n", "train.py": source},
+		"started source": {files: of("torchrun --nproc_per_node 4 train.py --bs 5", source), allocator: expandable,
+			ranks: 4, batch: 5},
+		"by default": {files: of("python train.py", source), allocator: expandable, ranks: 1, batch: 3},
+		"unknown word": {files: of("python train.py --bs $BS", source),
 			fault: "per_device_train_batch_size is $BS, which only a run can tell"},
-		"source without its line": {q: Request{Configs: []string{"train.py"}}, files: map[string]string{"train.py": source},
+		"source without its line": {q: Request{Configs: []string{"train.py"}}, files: of("", source),
 			fault: "which only a run can tell"},
-		"source without GPUs": {files: map[string]string{"run.sh": "python train.py\n", "train.py": gpu(`""`)},
+		"source without GPUs": {files: of("python train.py", gpu(`""`)),
 			fault: `train.py:3:1: CUDA_VISIBLE_DEVICES is "": the program sees no GPU`},
-		"a negative GPU": {files: map[string]string{"run.sh": "python train.py\n", "train.py": gpu(`"-1"`)},
-			fault: "sees no GPU"},
-		"a computed GPU": {files: map[string]string{"run.sh": "python train.py\n", "train.py": gpu("f()")},
-			allocator: expandable, ranks: 1, batch: 3},
-		"default type": {files: map[string]string{"run.sh": "python train.py\n", "train.py": strings.Replace(source,
-			"model =", "torch.set_default_dtype(torch.bfloat16)\nmodel =", 1)}, fault: "torch.set_default_dtype is"},
-		"the usual default type": {files: map[string]string{"run.sh": "python train.py\n", "train.py": strings.Replace(source,
-			"model =", "torch.set_default_dtype(torch.float32)\nmodel =", 1)}, allocator: expandable, ranks: 1, batch: 3},
+		"a negative GPU": {files: of("python train.py", gpu(`"-1"`)), fault: "sees no GPU"},
+		"a computed GPU": {files: of("python train.py", gpu("f()")), allocator: expandable, ranks: 1, batch: 3},
+		"default type": {files: of("python train.py", typed("torch.bfloat16")),
+			fault: "torch.set_default_dtype is"},
+		"the usual default type": {files: of("python train.py", typed("torch.float32")), allocator: expandable,
+			ranks: 1, batch: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.q.Texts = files.Texts{}
@@ -85,7 +90,8 @@ func TestTwoGPUsOfOneProcess(t *testing.T) {
 	q := Request{Configs: []string{"t.py"}, Texts: files.Texts{"t.py": []byte("import os\n" +
 		"os.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\nfrom transformers import *\n" +
 		"Trainer(AutoModelForCausalLM.from_pretrained('gpt2'), TrainingArguments('out'))\n")}}
-	if _, err := q.Resolve(); err == nil || !strings.Contains(err.Error(), "t.py:2:1: CUDA_VISIBLE_DEVICES shows 2 GPUs") {
+	const several = "t.py:2:1: CUDA_VISIBLE_DEVICES shows 2 GPUs"
+	if _, err := q.Resolve(); err == nil || !strings.Contains(err.Error(), several) {
 		t.Errorf("got %v", err)
 	}
 	q.GPUs = 2
@@ -94,7 +100,8 @@ func TestTwoGPUsOfOneProcess(t *testing.T) {
 	}
 }
 
-// TestDataclassesOfSources: a source reads its configuration by HfArgumentParser, and the script that starts it says it.
+// TestDataclassesOfSources: a source reads its configuration by HfArgumentParser, and the script that starts it says
+// it.
 func TestDataclassesOfSources(t *testing.T) {
 	texts := files.Texts{"run.sh": []byte("torchrun --nproc_per_node 2 t.py --model qwen2.5-0.5b --bf16 True " +
 		"--per_device_train_batch_size 6 --longest 32\n"), "t.py": []byte("import transformers\n" +

@@ -48,8 +48,8 @@ func TestMegatronOfSwift3(t *testing.T) {
 			Texts: files.Texts{"train.sh": []byte("NPROC_PER_NODE=2 megatron sft " + arguments + "\n")}}.Resolve()
 	}
 	const both = " --max_length 1024 --tensor_model_parallel_size 2 --lora_rank 4"
-	now, err := resolve("--model qwen3-0.6b --tuner_type lora --cross_entropy_loss_fusion false --moe_grouped_gemm false" +
-		" --save_safetensors false" + both)
+	now, err := resolve("--model qwen3-0.6b --tuner_type lora --cross_entropy_loss_fusion false " +
+		"--moe_grouped_gemm false --save_safetensors false" + both)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -55,15 +55,15 @@ func (m *megatronReader) before() error {
 		return nil
 	}
 	first := m.Root.Members[i]
-	m.note(first.At, "%s is an argument of ms-swift's releases 3, and of no later one: the command is planned as one of "+
-		"theirs", first.Name)
+	m.note(first.At, "%s is an argument of ms-swift's releases 3, and of no later one: the command is planned as one "+
+		"of theirs", first.Name)
 	m.release3 = true
 	var kept []strict.Member
 	for _, member := range m.Root.Members {
 		switch now := renamedBefore[member.Name]; {
 		case slices.Contains(shapedBefore, member.Name):
-			return m.Inputf(member.At, "%s is %s: it goes before the config.json of the model, which is not planned yet",
-				member.Name, member.Value).WithHint("leave it out: ms-swift takes it from the model")
+			return m.Inputf(member.At, "%s is %s: it goes before the config.json of the model, which is not planned "+
+				"yet", member.Name, member.Value).WithHint("leave it out: ms-swift takes it from the model")
 		case slices.Contains(passedBefore, member.Name):
 			m.made.Members = append(m.made.Members, member)
 		case member.Name == "load" && m.Root.Member("model") != nil, slices.Contains(ignored, member.Name):

@@ -35,8 +35,8 @@ func (r *reader) unsloth() error {
 	class = class[strings.LastIndexByte(class, '.')+1:]
 	if !strings.Contains(" "+unslothLoaders+" ", " "+class+" ") {
 		return r.Inputf(v.At, "%s of Unsloth loads the model, which is not planned yet", class).
-			WithHint(fmt.Sprintf("plimsoll plans FastLanguageModel and FastModel with texts; 'plimsoll plan --gpu NAME "+
-				"-- python %s' plans the program as it runs, without a GPU, where Unsloth is installed", r.File))
+			WithHint(fmt.Sprintf("plimsoll plans FastLanguageModel and FastModel with texts; 'plimsoll plan --gpu "+
+				"NAME -- python %s' plans the program as it runs, without a GPU, where Unsloth is installed", r.File))
 	}
 	for _, m := range v.Members {
 		if known := unslothLoading + " " + unslothSilent + " name class arguments"; strings.Contains(" "+known+" ",
