@@ -160,10 +160,16 @@ func accelerator(text string) (name, memory string, is bool) {
 // unknown is the error for a name that is no model's.
 func unknown(name string) error {
 	if number := countedAfter.FindStringSubmatch(name); number != nil {
+		if _, err := Find(number[1]); err != nil {
+			return err
+		}
 		return fault.Inputf("%q is a number of GPUs, expected the name of one", name).
 			WithHint(fmt.Sprintf("give --gpus %s and --gpu %s", number[2], number[1]))
 	}
 	if number := counted.FindStringSubmatch(name); number != nil {
+		if _, err := Find(number[2]); err != nil {
+			return err
+		}
 		return fault.Inputf("%q is a number of GPUs, expected the name of one", name).
 			WithHint(fmt.Sprintf("give --gpus %s and --gpu %s", number[1], number[2]))
 	}

@@ -28,3 +28,17 @@ func Described(nameOrPath string) (*strict.Document, error) {
 	}
 	return nil, unknownName(nameOrPath, false)
 }
+
+// DescribedAbsent returns the configuration of the model of the catalog that a path names in full by its last folder,
+// and the model's name, where the path is not on this host. It returns nil for others.
+func DescribedAbsent(file string) (config *strict.Document, known string) {
+	known, c := ofFolder(file)
+	if c == nil || exists(file) {
+		return nil, ""
+	}
+	config, err := Described(known)
+	if err != nil {
+		return nil, ""
+	}
+	return config, known
+}

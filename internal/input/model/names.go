@@ -2,7 +2,10 @@ package model
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -15,10 +18,11 @@ import (
 
 // authors are the organizations on the hub whose models the catalog has.
 var authors = []string{
-	"01-ai", "agentica-org", "ai21labs", "allenai", "arcee-ai", "bigcode", "bigscience", "bytedance-seed",
-	"canopylabs", "cerebras", "codellama", "cohereforai", "coherelabs", "deepcogito", "deepseek-ai", "distil-whisper",
-	"eleutherai", "facebook", "google", "google-t5", "huggingfacetb", "ibm-granite", "katanemo", "laion", "liquidai",
-	"llava-hf", "meta-llama", "microsoft", "minimaxai", "mistralai", "moonshotai", "mosaicml", "nvidia", "openai",
+	"01-ai", "agentica-org", "ai21labs", "albert", "allenai", "answerdotai", "arcee-ai", "baai", "baidu", "bigcode",
+	"bigscience", "bytedance-seed", "canopylabs", "cerebras", "codellama", "cohereforai", "coherelabs",
+	"deepcogito", "deepseek-ai", "distil-whisper", "distilbert", "eleutherai", "facebook", "facebookai", "google",
+	"google-bert", "google-t5", "huggingfacetb", "ibm-granite", "katanemo", "laion", "liquidai", "llava-hf",
+	"meta-llama", "microsoft", "minimaxai", "mistralai", "moonshotai", "mosaicml", "nvidia", "openai",
 	"openai-community", "opengvlab", "openlm-research", "paddlepaddle", "qwen", "skywork", "stabilityai",
 	"state-spaces", "swiss-ai", "tencent", "thudm", "tiiuae", "tinyllama", "togethercomputer", "xiaomimimo",
 	"zai-org",
@@ -81,6 +85,20 @@ var irregular = map[string]string{
 	"olmo-3-1025-7b":                  "olmo-3-7b",
 	"olmo-3-1125-32b":                 "olmo-3-32b",
 	"olmo-3.1-32b":                    "olmo-3-32b",
+	"qwen3-coder-30b-a3b":             "qwen3-30b-a3b",
+	"qwen3-coder-next":                "qwen3-next-80b-a3b",
+	"glm-4.6":                         "glm-4.5",
+	"glm-4.7":                         "glm-4.5",
+	"minimax-m2.1":                    "minimax-m2",
+	"minimax-m2.5":                    "minimax-m2",
+	"minimax-m2.7":                    "minimax-m2",
+	"medgemma-4b":                     "gemma-3-4b",
+	"medgemma-27b":                    "gemma-3-27b",
+	"hermes-3-llama-3.1-8b":           "llama-3.1-8b",
+	"hermes-3-llama-3.1-70b":          "llama-3.1-70b",
+	"llama-3.1-nemotron-70b":          "llama-3.1-70b",
+	"deepseek-coder-6.7b-instruct":    "deepseek-coder-6.7b",
+	"yi-1.5-9b-chat-16k":              "yi-1.5-9b",
 	"qwen3.6-27b":                     "qwen3.5-27b",
 	"qwen3.6-35b-a3b":                 "qwen3.5-35b-a3b",
 	"ai21-jamba-1.5-large":            "jamba-1.5-large",
@@ -183,6 +201,56 @@ func copied(name string) (known string, c *Namesake) {
 	return known, &Namesake{name, base != lower, strings.HasSuffix(base, "-linearized")}
 }
 
+// LoadAbsent loads the model of the catalog that a path names in full by its last folder, where the path is not on this
+// host: a configuration names the folder of the host that trains. It returns nil where the path is here, or names no
+// model of the catalog.
+func LoadAbsent(file string) *Model {
+	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	known, c := ofFolder(file)
+	if c == nil {
+		return nil
+	}
+	m, err := load(known, false)
+	if err != nil {
+		return nil
+	}
+	m.Namesake = c
+	return m
+}
+
+// ofFolder returns the model of the catalog that the last folder of a path names in full.
+func ofFolder(file string) (known string, c *Namesake) {
+	folders := strings.FieldsFunc(file, func(r rune) bool { return r == '/' || r == '\\' })
+	if n := len(folders); n > 2 && folders[n-2] == "snapshots" { // of huggingface_hub's cache
+		folders = folders[:n-2]
+	}
+	if len(folders) < 2 {
+		return "", nil
+	}
+	name := strings.ReplaceAll(folders[len(folders)-1], "___", ".") // as ModelScope's cache writes a dot
+	if found := owned.FindStringSubmatchIndex(name); found != nil {
+		owner, marked := strings.ToLower(name[found[2]:found[3]]), name[found[4]:found[5]] != "."
+		if marked || slices.Contains(authors, owner) {
+			name = name[found[1]:]
+		}
+	}
+	for _, spelled := range []string{name, underscored.ReplaceAllString(name, "$1.$2")} {
+		if known, c = copied("of/" + spelled); c != nil {
+			c.Name = file
+			return known, c
+		}
+	}
+	return "", nil
+}
+
+// underscored matches a number with an underscore for its point, as names of folders have it: Qwen3-1_7B.
+var underscored = lazyregexp.New(`([0-9])_([0-9])`)
+
+// owned matches the owner before a model's name in a folder that has both: models--Qwen--Qwen3-8B, Qwen__Qwen3-8B.
+var owned = lazyregexp.New(`^(?:models--)?([A-Za-z0-9-]*?[A-Za-z0-9])(--|__|\.)`)
+
 // quantized matches the ends of names of repositories with quantized weights.
 var quantized = lazyregexp.New(`-(?:unsloth-)?(bnb-4bit|gptq|awq|aqlm|gguf|fp8|nvfp4|mxfp4|int4|int8)(?:-[\w.]+)*$`)
 
@@ -202,6 +270,11 @@ func unknownName(name string, online bool) error {
 	hint := "'plimsoll models' lists the catalog" + files
 	last := lower[strings.LastIndexByte(lower, '/')+1:]
 	near := nearest(last, Catalog())
+	if known, c := ofFolder(name); c != nil && looksLikePath(name) {
+		return fault.File(name).Inputf("there is no such file or folder").
+			WithHint(fmt.Sprintf("give the path of its config.json; or --model %s for the sizes of the model of this "+
+				"name", known))
+	}
 	if near == "" && looksLikePath(name) {
 		return fault.File(name).Inputf("there is no such file or folder").
 			WithHint("give the path of a config.json, of a *.safetensors file or of a folder that holds one, or a " +

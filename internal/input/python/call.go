@@ -45,10 +45,15 @@ func (b *block) call(e *expression) *Value {
 		}
 		return b.invoke(f, made.Given, made.Members, made.At)
 	case f.Kind == Symbol:
+		if b.exports(f.Text, made, e.at) {
+			return &Value{Kind: None, At: made.At}
+		}
 		if is := b.builtin(f.Text, made, e); is != nil {
 			return is
 		}
 		made.Class = f.Text
+	case from != nil && cmp.Or(b.parses(e.parts[0].text, made), b.dataclasses(e.parts[0].text, made)) != nil:
+		return cmp.Or(b.parses(e.parts[0].text, made), b.dataclasses(e.parts[0].text, made))
 	case from != nil:
 		made.Class = from.Class + "." + e.parts[0].text
 		if changes(e.parts[0].text) {

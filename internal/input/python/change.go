@@ -74,6 +74,8 @@ func (b *block) bindItem(t *expression, value *Value) {
 	of, key := b.value(t.parts[0]), b.value(t.parts[1])
 	name, isKey := keyOf(key)
 	switch i, inside := of.index(key); {
+	case isEnvironment(of):
+		b.export(key, value, t.at)
 	case of.Kind == Dict && isKey:
 		of.set(name, b.file.position(t.at), b.may(of, value, t.at))
 	case of.Kind == List && inside && b.isSure(of):
@@ -137,6 +139,10 @@ func (b *block) remove(t *expression) {
 	case item:
 		of, key := b.value(t.parts[0]), b.value(t.parts[1])
 		name, isKey := keyOf(key)
+		if isEnvironment(of) {
+			b.export(key, gone, t.at)
+			return
+		}
 		if of.Kind == Dict && isKey && b.isSure(of) {
 			of.drop(name)
 			return

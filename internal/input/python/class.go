@@ -21,11 +21,25 @@ func (b *block) classOf(s *statement) {
 			class.Members = append(class.Members, Member{name, is.At, is})
 		}
 	}
+	class.inherits = b.libraryBase(s)
 	for _, d := range s.decorators {
 		class.fields = class.fields || strings.HasSuffix(d.String(), "dataclass") ||
 			strings.HasSuffix(d.String(), "dataclass(...)")
 	}
 	b.bind(&expression{kind: nameOf, at: s.at, text: s.name}, class)
+}
+
+// libraryBase returns the class of a library that a class of the source extends, itself or by another one.
+func (b *block) libraryBase(s *statement) string {
+	for _, t := range s.targets {
+		switch above := b.value(t); {
+		case above.Kind == Symbol && above.class && above.inherits != "":
+			return above.inherits
+		case above.Kind == Symbol && !above.class && strings.Contains(above.Text, "."):
+			return above.Text
+		}
+	}
+	return ""
 }
 
 // construct gives an object of a class of the source the attributes that its class gives it.

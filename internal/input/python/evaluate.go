@@ -19,6 +19,8 @@ type evaluator struct {
 	functions []string
 	asked     bool
 	touched   map[string]int
+	exported  []Setting  // variables of the environment
+	command   []Argument // nil where nothing is known of the command line
 	steps     int
 	depth     int // of calls of functions
 	returned  *Value
@@ -500,6 +502,10 @@ func (b *block) item(e *expression) *Value {
 	of, key := b.value(e.parts[0]), b.value(e.parts[1])
 	name, isKey := keyOf(key)
 	switch {
+	case isEnvironment(of) && isKey:
+		if is := b.variable(name); is != nil {
+			return is
+		}
 	case of.Kind == Dict && isKey:
 		if is := of.Attribute(name); is != nil {
 			return is

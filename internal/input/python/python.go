@@ -20,6 +20,8 @@ type Source struct {
 	Names map[string]*Value
 	// Touched are the attributes that the source sets and the methods that it calls, of whatever object, with a place.
 	Touched map[string]int
+	// Environment are the variables that the source sets for its process, in their order.
+	Environment []Setting
 	// Unread are the offsets of statements that are not read.
 	Unread []int
 	// Functions are the functions of the source, in their order.
@@ -50,6 +52,11 @@ type cell struct{ source, document int }
 // what they have is known by its name. A source that takes very long to follow is an error: what it says in its end may
 // decide everything.
 func Read(path string, content []byte, open Opener, known ...string) (*Source, error) {
+	return ReadStarted(path, content, nil, open, known...)
+}
+
+// ReadStarted is like Read, for a source whose command line is known unless command is nil.
+func ReadStarted(path string, content []byte, command []Argument, open Opener, known ...string) (*Source, error) {
 	f := &file{path: path, text: string(content), main: true}
 	if IsNotebook(content) {
 		var err error
@@ -57,10 +64,11 @@ func Read(path string, content []byte, open Opener, known ...string) (*Source, e
 			return nil, err
 		}
 	}
-	e := &evaluator{open: open, known: known, touched: map[string]int{}, modules: map[string]map[string]*Value{}}
+	e := &evaluator{open: open, known: known, touched: map[string]int{}, modules: map[string]map[string]*Value{},
+		exported: f.magics(), command: command}
 	s := &Source{evaluator: e, file: f}
 	scope := e.module(f, "__main__")
-	s.AsksBF16, s.Touched = e.asked, e.touched
+	s.AsksBF16, s.Touched, s.Environment = e.asked, e.touched, e.exported
 	s.Calls, s.Names, s.Unread, s.Functions = e.calls, scope, e.unread, e.functions
 	if e.isSpent() {
 		return nil, errSpent

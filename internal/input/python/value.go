@@ -29,6 +29,7 @@ type Value struct {
 	of       *Value              // of an Object: its class, if that stands in the source
 	class    bool                // of a Symbol: it is a class of the source, whose attributes are Members
 	fields   bool                // of such a class: it is a dataclass
+	inherits string              // of such a class: the class of a library that it extends, "" for none
 	function *statement          // of a Function
 	scope    map[string]*Value   // that a Function sees
 	around   []map[string]*Value // that a Function sees of the functions around it

@@ -9,6 +9,7 @@ import (
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/base/version"
+	"plimsoll/internal/input/python"
 	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/peft"
 )
@@ -23,6 +24,9 @@ type Source struct {
 	Texts     files.Texts     // that stand for files, also for those that files name
 	// Releases returns the release of a package of Python, zero where none is known. It may be nil.
 	Releases func(pkg string) version.Version
+	// Started is the source of Python that a script starts, and Command the words behind it.
+	Started string
+	Command []python.Argument
 }
 
 // release returns the release of a program's package, and whether none is known, so that it is the usual one.

@@ -3,7 +3,9 @@ package recipe
 // What to give in place of a configuration that plimsoll does not read.
 const (
 	byFlags = "name the model by --model, and say the rest by flags, such as " + someFlags
-	byNeoX  = "give its arguments as those of Megatron-LM (--megatron), or name the model by --model and the stage " +
+	byRun   = "plimsoll has no model of diffusion on paper: 'plimsoll plan --gpu NAME -- python FILE ...' plans the " +
+		"program as it runs, without a GPU"
+	byNeoX = "give its arguments as those of Megatron-LM (--megatron), or name the model by --model and the stage " +
 		"of ZeRO by --zero"
 	byTrained = "of trainings that generate answers plimsoll reads those of TRL and verl: give the trained model to " +
 		"plimsoll.plan in Python, or name it by --model, and say how it is sharded by flags, such as " + someFlags
@@ -51,6 +53,11 @@ var OtherTrainings = []*Kind{
 	trainingOf("mistral-finetune", byFlags, "model_id_or_path+run_dir model_id_or_path+instruct_tokenizer"),
 	trainingOf("MaxText", byFlags, "base_emb_dim base_num_decoder_layers ici_fsdp_parallelism dcn_data_parallelism"),
 	trainingOf("InstructLab", byFlags, "train.effective_batch_size train.max_batch_len"),
+	trainingOf("SimpleTuner", byRun, "data_backend_config model_family+train_batch_size"),
+	trainingOf("ai-toolkit", byRun, "config.process"),
+	trainingOf("kohya's sd-scripts", byRun, "network_module train_data_dir+unet_lr"),
+	trainingOf("x-flux", byRun, "data_config.img_dir"),
+	trainingOf("diffusion-pipe", byRun, "micro_batch_size_per_gpu+model.type"),
 	{Name: "configuration of a script with a training loop of its own, such as open-instruct's", Instead: byFlags,
 		Marks: "use_slow_tokenizer with_tracking checkpointing_steps dataset_mixer_list"},
 	{Name: "training by TRL that generates answers", Marks: "trl_generates", Instead: byTrained,

@@ -11,6 +11,7 @@ import (
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/base/version"
+	"plimsoll/internal/input/python"
 	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/input/recipe/strict"
 )
@@ -50,6 +51,9 @@ type Framework struct {
 	Tricks
 
 	Generation *Generation // nil for a program that is given its answers
+
+	// Environment are the variables that a source sets for its process and that change what the training holds.
+	Environment []Variable
 
 	Notes []Note
 
@@ -163,6 +167,8 @@ type Tricks struct {
 	OwnExperts bool
 	// Separate are names of modules that the program adapts one by one, also where transformers joins them.
 	Separate []string
+	// AdaptsEncoder is where a program adapts the encoder of images of a model that has one: FastModel of Unsloth.
+	AdaptsEncoder *fault.Position
 	// WidensNorms says that norms, embeddings and the head are kept in fp32.
 	WidensNorms bool
 	// ScalesProducts says that products of blocks are in fp8.
@@ -293,6 +299,9 @@ func LoadFramework(path string, from Source) (*Framework, error) {
 // error is a *fault.Input.
 func ParseFramework(file string, text []byte, from Source) (*Framework, error) {
 	document := parseContent(file, text)
+	if from.Started == file && python.IsSource(file) {
+		document = parsePython(file, text, from.Command)
+	}
 	if document == nil {
 		return nil, nil
 	}
@@ -308,7 +317,7 @@ func isTOML(file string) bool { return strings.HasSuffix(strings.ToLower(file), 
 
 // parseContent parses a text as what it looks like, whatever the name of its file. It returns nil if it cannot.
 func parseContent(file string, text []byte) *strict.Document {
-	if d := parsePython(file, text); d != nil {
+	if d := parsePython(file, text, nil); d != nil {
 		return d
 	}
 	if d := parseCommand(file, text); d != nil {
@@ -407,12 +416,18 @@ func template(d *strict.Document) error {
 		return err
 	}
 	for _, m := range d.Root.Members {
-		if v := m.Value; v.Kind == '"' && strings.HasPrefix(v.Text, "$") && !harmless.MatchString(m.Name) {
+		if v := m.Value; v.Kind == '"' && isVariable(v.Text) && !harmless.MatchString(m.Name) {
 			return d.Inputf(v.At, "%s is %s, a variable: this file is a template", m.Name, v).
 				WithHint("give the file with the variables filled in")
 		}
 	}
 	return nil
+}
+
+// isVariable reports whether a text has a variable in its place: of a shell, or of a template, {{ name }}.
+func isVariable(text string) bool {
+	_, inner, opens := strings.Cut(text, "{{")
+	return strings.HasPrefix(text, "$") || opens && strings.Contains(inner, "}}")
 }
 
 // ElementNames are torch's names of types.

@@ -15,6 +15,7 @@ import (
 	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/launcher"
+	"plimsoll/internal/input/python"
 	"plimsoll/internal/input/recipe/strict"
 	"plimsoll/internal/input/shell"
 )
@@ -32,7 +33,9 @@ type Launch struct {
 	HostMemory           ledger.Bytes // of a node, 0 where the script does not say it
 	MemoryPlace          fault.Position
 	MemoryName           string
-	Notes                []Note
+	// Environment are the variables that change what the training holds.
+	Environment []Variable
+	Notes       []Note
 }
 
 // Count is a number in a script.
@@ -50,6 +53,8 @@ type Started struct {
 	Config string
 	// Accelerate is the configuration of accelerate: its file, and what its flags change. It is nil without.
 	Accelerate *strict.Document
+	// Command are the words behind Config, where that is a source of Python.
+	Command []python.Argument
 	// Texts are those of files that the script writes itself, and of Config where arguments go before its keys.
 	Texts files.Texts
 }
@@ -66,6 +71,9 @@ func Starts(path string, texts files.Texts, given bool) (*Started, error) {
 		return nil, nil // Detect says so
 	}
 	found := trainings(script, in)
+	if len(found) == 0 {
+		found = sourcesOf(path, script, in, texts)
+	}
 	if len(found) != 1 || found[0].kind.Flag != ConfigFlag {
 		return nil, nil
 	}
@@ -87,7 +95,9 @@ type starter struct {
 }
 
 func (s *starter) read(given bool) error {
-	if err := s.configuration(); err != nil {
+	if s.kind == sourceKind {
+		s.source()
+	} else if err := s.configuration(); err != nil {
 		return err
 	}
 	if s.kind.ByAccelerate && s.line.By == "" { // its command passes these on
@@ -107,6 +117,7 @@ func (s *starter) read(given bool) error {
 		}
 	}
 	s.to.Launch = launchOf(s.document, s.line)
+	s.to.Launch.Environment = environmentOf(s.document, s.line)
 	s.to.Launch.Several = s.to.Launch.Several || s.forced() || s.line.Nodes != nil && s.line.Nodes.Is > 1
 	unset, err := unsetNotes(s.document, s.script, s.unset)
 	if err != nil {
@@ -152,9 +163,17 @@ func (s *starter) spreads() error {
 	if !s.kind.Spreads {
 		return nil
 	}
-	return s.fault(at, fmt.Sprintf("%s shows %d GPUs, and %d rank starts: %s then spreads the model over the GPUs of "+
-		"a rank (device_map), which is not planned yet", name, visible, ranks, s.kind.Program.Name),
+	return s.fault(at, fmt.Sprintf("%s shows %d GPUs, and %s: %s then spreads the model over the GPUs of "+
+		"a rank (device_map), which is not planned yet", name, visible, started(ranks), s.kind.Program.Name),
 		fmt.Sprintf("set %s to %d for a rank on each GPU", s.kind.LaunchVariables[0], visible))
+}
+
+// started says how many ranks start.
+func started(ranks int) string {
+	if ranks == 1 {
+		return "1 rank starts"
+	}
+	return fmt.Sprintf("%d ranks start", ranks)
 }
 
 // hostfile reads the hosts of deepspeed --hostfile, if the file is here and all have as many slots.

@@ -159,6 +159,8 @@ type Megatron struct {
 
 // scripted is what a script says beside the arguments.
 type scripted struct {
+	// Environment are the variables that change what the training holds.
+	Environment []Variable
 	// Unset are variables that conditions of the script ask for and the script does not set. Looped are those that its
 	// loops and cases set, which are left out.
 	Unset, Looped []string
@@ -351,7 +353,7 @@ type MadeArguments struct {
 
 // parseMegatron returns arguments as a document with a member for each, and the name of the script.
 func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
-	if d := parsePython(file, text); d != nil {
+	if d := parsePython(file, text, nil); d != nil {
 		if s := sectioned(d); s != nil {
 			made, err := s.arguments()
 			return made, s.source(), err
@@ -423,6 +425,11 @@ func parseScript(file string, text []byte) (*strict.Document, source, error) {
 			Hint: exampleArguments}
 	}
 	from.started(ofCommand(of, in))
+	if of != nil {
+		if line := launcher.Read(of, in); line != nil {
+			from.Environment = environmentOf(d, line)
+		}
+	}
 	return d, from, nil
 }
 
@@ -453,6 +460,7 @@ func madeArguments(file string, text []byte, read *shell.Script, t training) (*s
 		t.line.Variables(v[0], v[1])
 	}
 	from := sourceOf(given, read)
+	from.Environment = environmentOf(given, t.line)
 	notes, err := unsetNotes(given, read, t.unset)
 	if err != nil {
 		return nil, source{}, err

@@ -111,6 +111,10 @@ func unclear(path string, text []byte) error {
 func noConfiguration(path, what string, text []byte) error {
 	hint := readable
 	if what == pythonSource {
+		if name := calledClass(path, text); name != "" {
+			return fault.File(path).Inputf("this is %s that calls %s, which is not planned on paper", what, name).
+				WithHint(asPython(path, text))
+		}
 		return fault.File(path).Inputf("this is %s that calls no trainer of transformers, TRL or Unsloth: expected a "+
 			"configuration of a training", what).WithHint(asPython(path, text))
 	}
@@ -120,11 +124,25 @@ func noConfiguration(path, what string, text []byte) error {
 	return fault.File(path).Inputf("this is %s: expected a configuration of a training", what).WithHint(hint)
 }
 
+// calledClass returns the class of the trainer of a library that a source calls and no kind reads, "" for none.
+func calledClass(path string, text []byte) string {
+	source, _ := readPython(path, text, nil)
+	if source == nil {
+		return ""
+	}
+	for _, c := range source.Calls {
+		if name := c.Name(); c.From == nil && strings.HasSuffix(name, "Trainer") && strings.Contains(c.Class, ".") {
+			return strings.TrimPrefix(c.Class, "__main__.")
+		}
+	}
+	return ""
+}
+
 // asPython says how a program in Python is planned: as it runs, or by a call in it. A file of torchtitan's functions is
 // no program by itself.
 func asPython(path string, text []byte) string {
 	program := "python " + path
-	if source, _ := readPython(path, text); source != nil {
+	if source, _ := readPython(path, text, nil); source != nil {
 		if names := configurationsOf(source); len(names) > 0 {
 			return fmt.Sprintf("it has recipes of Megatron-Bridge: give one of its %d functions, such as %s:%s",
 				len(names), path, names[0])

@@ -18,8 +18,9 @@ import (
 // of a file. FILE.py:FUNCTION names a function of a source.
 
 // parsePython returns the training that a source of Python or a notebook says, as a document, or nil if it says none.
-func parsePython(file string, text []byte) *strict.Document {
-	source, function := readPython(file, text)
+// Its command line is nil where it is not known.
+func parsePython(file string, text []byte, command []python.Argument) *strict.Document {
+	source, function := readPython(file, text, command)
 	if source == nil {
 		return nil
 	}
@@ -37,12 +38,12 @@ func parsePython(file string, text []byte) *strict.Document {
 
 // readPython reads a source of Python or a notebook, and the function that a path names. It returns nil for other
 // texts.
-func readPython(file string, text []byte) (source *python.Source, function string) {
+func readPython(file string, text []byte, command []python.Argument) (source *python.Source, function string) {
 	path, function := files.SplitFunction(file)
 	if filepath.Ext(path) != ".py" && !python.IsNotebook(text) {
 		return nil, ""
 	}
-	source, err := python.Read(path, text, func(module string) ([]byte, string, error) {
+	source, err := python.ReadStarted(path, text, command, func(module string) ([]byte, string, error) {
 		text, err := files.Read(module, largest)
 		return text, module, err
 	}, libraries...)
@@ -167,7 +168,7 @@ const (
 )
 
 // SourceKeys are the keys of a source beside those of its program.
-var SourceKeys = strict.Keys{Loaded: rule.Free.OrNull(), Adapted: rule.Free.OrNull(),
+var SourceKeys = strict.Keys{Loaded: rule.Free.OrNull(), Adapted: rule.Free.OrNull(), environment: rule.Free,
 	unread: rule.Count, asked: rule.Switched, prepared: rule.Switched}
 
 // keeps are methods and functions that return the model that they get, and what they do to it.
@@ -285,6 +286,8 @@ func TrainerOfSource(root *strict.Value, source *python.Source, trainer *python.
 	}
 	trainerByStatement(root, source, trainer, args)
 	liger(root, source)
+	defaultTypes(root, source)
+	exported(root, source)
 	recomputes(root, source, trainer)
 	touches(root, source)
 }

@@ -127,6 +127,22 @@ func liger(root *strict.Value, source *python.Source) {
 	}
 }
 
+// defaultTypes gives a document the calls that change the type, or the device, of all tensors that name none.
+func defaultTypes(root *strict.Value, source *python.Source) {
+	for _, c := range source.Calls {
+		name, is := strings.CutPrefix(c.Class, "torch.set_default_")
+		if !is || len(c.Given) == 1 && slices.Contains(usualDefaults, c.Given[0].Text) {
+			continue
+		}
+		Give(root, "torch.set_default_"+name, int64(max(0, c.At)),
+			computedValue("the "+name+" of tensors that name none, set by code", c.At))
+	}
+}
+
+// usualDefaults are arguments of these calls that change no memory of a training: what PyTorch does without them, and
+// the device of the rank.
+var usualDefaults = strings.Fields("torch.float32 torch.float torch.FloatTensor cpu cuda cuda:0")
+
 // recomputes reads whether the model checkpoints activations by its own method, which no setting turns off.
 func recomputes(root *strict.Value, source *python.Source, trainer *python.Value) {
 	at, is := source.Touched["gradient_checkpointing_enable"]

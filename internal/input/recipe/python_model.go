@@ -30,6 +30,7 @@ func (r *Reader) ReadLoaded(others bool) error {
 		return r.Fault(Loaded, "names no model", "give --model with its name")
 	}
 	r.To.Model, r.To.place = name.Value.Text, r.Position(name.Value.At)
+	r.readEnvironment()
 	if n := r.Integer(unread); n > 0 {
 		r.Note(unread, fmt.Sprintf("is %d: what they set is not known, and counts as not set", n))
 	}
@@ -92,9 +93,9 @@ func asSource(file string, computed *strict.Value) string {
 		return "write the value in its place, in a copy of the script"
 	}
 	if strings.Contains(computed.Text, "parse_args") || strings.Contains(computed.Text, "args.") {
-		return fmt.Sprintf("its values stand on the command line: write the line that starts it into a script, such "+
-			"as "+
-			"run.sh, and give that; or 'plimsoll plan --gpu NAME -- python %s ...' plans the program as it runs", file)
+		return fmt.Sprintf("its values stand on the command line: give a script with the line that starts it, whose "+
+			"words plimsoll follows through argparse and HfArgumentParser; or 'plimsoll plan --gpu NAME -- python %s "+
+			"...' plans the program as it runs", file)
 	}
 	return fmt.Sprintf("write the value in its place; or 'plimsoll plan --gpu NAME -- python %s' plans the program as "+
 		"it runs, without a GPU", file)

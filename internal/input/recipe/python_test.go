@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
 )
 
 const (
@@ -94,7 +95,7 @@ func TestSourcesRefused(t *testing.T) {
 		{sourceOfLoRA, "BitsAndBytesConfig(", "GPTQConfig(", "quantization_config is"},
 		{sourceOfLoRA, "LoraConfig(", "IA3Config(", "the adapter is"},
 		{sourceOfLoRA, "train_dataset=load(),", "optimizers=(o, None),", "code of the source decides"},
-		{sourceOfLoRA, "args=args", "args=parser.parse_args()", "write the line that starts it into a script"},
+		{sourceOfLoRA, "args=args", "args=parser.parse_args()", "give a script with the line that starts it"},
 		{sourceOfLoRA, "args = SFTConfig(", "class Own(SFTConfig):\n    packing: bool = True\nargs = Own(",
 			"is __main__.Own(...), which only a run"},
 		{sourceOfLoRA, "trainer.train()", "for p in model.parameters(): p.requires_grad = False",
@@ -162,6 +163,16 @@ func TestSourcesRefused(t *testing.T) {
 		}
 		if !strings.Contains(said, change.says) {
 			t.Errorf("%s: %q, want %q", change.new, said, change.says)
+		}
+	}
+}
+
+// TestNoSettingsOfSources: a source of Python is not edited, so that flags say its changes.
+func TestNoSettingsOfSources(t *testing.T) {
+	for file, text := range map[string]string{"train.py": sourceOfLoRA, "trainer.py": sourceOfTrainer} {
+		s, err := LoadSettings(file, files.Texts{file: []byte(text)})
+		if s != nil || err != nil {
+			t.Errorf("%s has settings %v, error %v", file, s, err)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/input/python"
 	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/strict"
 )
@@ -136,8 +137,8 @@ type Settings struct {
 	translated bool
 }
 
-// LoadSettings reads the settings of a file. It returns nil for a file of a kind without any, such as a model's. Texts
-// may stand for files.
+// LoadSettings reads the settings of a file. It returns nil for a file of a kind without any, such as a model's, and
+// for a source of Python, which is not edited: flags say its changes. Texts may stand for files.
 func LoadSettings(file string, texts files.Texts) (*Settings, error) {
 	text, err := texts.Read(file, largest)
 	if errors.As(err, new(*files.TooLarge)) {
@@ -151,7 +152,7 @@ func LoadSettings(file string, texts files.Texts) (*Settings, error) {
 		return nil, nil
 	}
 	found, _ := recognized(d.Root)
-	if found == nil || found.Settings == nil {
+	if found == nil || found.Settings == nil || found.Arguments == nil && python.IsSource(file) {
 		return nil, nil
 	}
 	isStarted := isStartedBy(d.Root, found)

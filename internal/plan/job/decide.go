@@ -108,10 +108,10 @@ func Decide(in *Inputs, o Overrides) (*Job, error) {
 		job: &Job{Model: in.model, Reference: in.reference, Files: in.files,
 			Sharding: Sharding{DeepSpeed: deepSpeed, FSDP: in.fsdp},
 			Program:  Program{Allocator: in.request.Allocator}}}
-	for _, step := range []func() error{r.framework, r.engine, r.versions, r.hostExperts, r.ranks, r.single,
-		r.learn, r.batch, r.images, r.freezeParts, r.precision, r.freeze, r.quantization, r.adapter, r.optimizer,
-		r.attention, r.recompute, r.loss, r.pipeline, r.parallel, r.sharding, r.unplannedTargets, r.answers, r.offload,
-		r.rollout, r.saving, r.contradictions, r.unplanned} {
+	for _, step := range []func() error{r.framework, r.engine, r.versions, r.hostExperts, r.variables, r.ranks,
+		r.single, r.learn, r.batch, r.images, r.freezeParts, r.precision, r.freeze, r.quantization, r.adapter,
+		r.optimizer, r.attention, r.recompute, r.loss, r.pipeline, r.parallel, r.sharding, r.unplannedTargets,
+		r.answers, r.offload, r.rollout, r.saving, r.contradictions, r.unplanned} {
 		if err := step(); err != nil {
 			return nil, err
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -73,7 +74,21 @@ func Read(q Request) (*Inputs, error) {
 
 // source is what the files of the request are read with.
 func (in *Inputs) source() recipe.Source {
-	return recipe.Source{DeepSpeed: in.deepSpeedRelease, Texts: in.request.Texts, Releases: in.environment.releaseOf}
+	s := recipe.Source{DeepSpeed: in.deepSpeedRelease, Texts: in.request.Texts, Releases: in.releaseOf}
+	if in.script != nil && in.script.Command != nil {
+		s.Started, s.Command = in.script.Config, in.script.Command
+	}
+	return s
+}
+
+// releaseOf returns the release of a package that a flag or the environment says, zero where neither does.
+func (in *Inputs) releaseOf(name string) version.Version {
+	if flag := in.request.planned()[name]; flag != nil && *flag != "" {
+		if v, err := version.Parse(*flag); err == nil {
+			return v
+		}
+	}
+	return in.environment.releaseOf(name)
 }
 
 // readConfigs gives each file of unknown kind to the flag for its content.
@@ -125,12 +140,24 @@ func (in *Inputs) readScript() error {
 		}
 		in.script, q.Texts = s, s.Texts
 		if s.Config != "" {
-			q.Configs = slices.Clone(q.Configs)
-			q.Configs[i] = s.Config
+			rest := slices.DeleteFunc(slices.Delete(slices.Clone(q.Configs), i, i+1), func(other string) bool {
+				return isSameFile(other, s.Config) // which the user has named, too
+			})
+			q.Configs = append(rest, s.Config)
 		}
 		return nil
 	}
 	return nil
+}
+
+// isSameFile reports whether two paths are of one file.
+func isSameFile(one, other string) bool {
+	first, err := os.Stat(one)
+	if err != nil {
+		return filepath.Clean(one) == filepath.Clean(other)
+	}
+	second, err := os.Stat(other)
+	return err == nil && os.SameFile(first, second)
 }
 
 // NamesModel reports whether flags or files say which model is trained, or have a fault that hides it.
@@ -150,28 +177,57 @@ func (in *Inputs) modelName() string {
 	return in.request.Model
 }
 
+// load loads a model of this host, of the catalog or of the hub.
+func (in *Inputs) load(name string) (*model.Model, error) {
+	if in.request.Online {
+		return model.LoadOnline(name)
+	}
+	return model.Load(name)
+}
+
+// loadModel loads the model of a name. A path in a configuration may be one of another host.
+func (in *Inputs) loadModel(name string) (err error) {
+	if in.model, err = in.load(name); err != nil {
+		storage := in.packing(name)
+		if before := model.Before(name, storage); before != name {
+			in.model, err = in.load(before)
+			in.storage = storage
+			name = before
+		}
+	}
+	if err != nil && in.request.Model == "" {
+		if absent := model.LoadAbsent(name); absent != nil {
+			in.model, err = absent, nil
+		}
+	}
+	switch {
+	case err == nil:
+		return nil
+	case strings.HasSuffix(name, ".safetensors"): // a file of weights, whatever is wrong with it
+		return in.named(err)
+	}
+	return cmp.Or(recipe.Misplaced(name), in.named(err))
+}
+
+// adaptsEncoder refuses a program that adapts the encoder of images of a model that has one.
+func (in *Inputs) adaptsEncoder() error {
+	f := in.framework
+	if f == nil || f.AdaptsEncoder == nil || in.model.Network == nil || len(in.model.Network.Towers) == 0 {
+		return nil
+	}
+	return f.AdaptsEncoder.Inputf("get_peft_model of FastModel adapts the encoder of images of %s, too, unless "+
+		"finetune_vision_layers is False: this is not planned yet", in.model.Name).
+		WithHint("set finetune_vision_layers to False to plan a training of the language model")
+}
+
 func (in *Inputs) readModel() (err error) {
 	name := in.modelName()
 	if name == "" {
 		return fault.Inputf("no model was named").
 			WithHint("add --model with a name of the catalog or the path of a config.json")
 	}
-	load := model.Load
-	if in.request.Online {
-		load = model.LoadOnline
-	}
-	if in.model, err = load(name); err != nil {
-		storage := in.packing(name)
-		if before := model.Before(name, storage); before != name {
-			in.model, err = load(before)
-			in.storage = storage
-		}
-	}
-	if err != nil {
-		if strings.HasSuffix(name, ".safetensors") { // a file of weights, whatever is wrong with it
-			return in.named(err)
-		}
-		return cmp.Or(recipe.Misplaced(name), in.named(err))
+	if err := in.loadModel(name); err != nil {
+		return err
 	}
 	plain := in.model
 	if f := in.framework; f != nil && in.model.Network != nil {
@@ -198,7 +254,7 @@ func (in *Inputs) readModel() (err error) {
 			WithHint("axolotl's llama4_linearized_experts replaces the modules of Llama 4; or name the model with " +
 				"its own experts: --model " + in.model.Name)
 	}
-	if err := in.addRouterLoss(); err != nil {
+	if err := cmp.Or(in.adaptsEncoder(), in.addRouterLoss()); err != nil {
 		return err
 	}
 	if in.model, err = described(in.model); err != nil {
@@ -221,7 +277,7 @@ func (in *Inputs) readModel() (err error) {
 		in.reference = plain
 	}
 	if name != "" {
-		if in.reference, err = load(name); err != nil {
+		if in.reference, err = in.load(name); err != nil {
 			return err
 		}
 	}

@@ -85,7 +85,18 @@ func (in *Inputs) decideMegatron(o Overrides) (*Job, error) {
 		return nil, err
 	}
 	j := OfMegatron(m)
-	j.HostMemory, j.Allocator = q.HostMemory, q.Allocator
+	j.HostMemory = q.HostMemory
+	set := variables{}
+	set.add(in.megatron.Environment)
+	if err := seesNone(set[recipe.VisibleVariable]); err != nil {
+		return nil, err
+	}
+	assume := func(format string, arguments ...any) {
+		j.Assumptions = append(j.Assumptions, fmt.Sprintf(format, arguments...))
+	}
+	if j.Allocator, err = set.allocator(q.Allocator, torch, assume); err != nil {
+		return nil, err
+	}
 	j.Assumptions = append(j.Assumptions, device.Notes(q.GPU)...)
 	if said := in.environment.said["torch"]; said != "" {
 		j.Assumptions = append(j.Assumptions, said)
@@ -99,9 +110,7 @@ func (in *Inputs) decideMegatron(o Overrides) (*Job, error) {
 			return nil, err
 		}
 	}
-	return j, j.settleRollout(func(format string, arguments ...any) {
-		j.Assumptions = append(j.Assumptions, fmt.Sprintf(format, arguments...))
-	})
+	return j, j.settleRollout(assume)
 }
 
 // OfMegatron returns a decided job of Megatron-LM as a job.

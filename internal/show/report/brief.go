@@ -195,7 +195,7 @@ func (d *PlanDocument) next() string {
 		if len(l.All.Edits) > 0 {
 			return "add --apply FOLDER: it writes your files with these edits"
 		}
-		return "add " + strings.Join(l.All.Flags, " ")
+		return "add " + strings.ReplaceAll(" "+strings.Join(l.All.Flags, " "), " add ", " ")[1:]
 	case l != nil && l.Machine != nil:
 		return "plan the larger machine, or a smaller model"
 	case d.Lacks(false):

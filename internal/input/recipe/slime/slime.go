@@ -179,10 +179,11 @@ func (r *reader) sizes() error {
 	}
 	short := strict.Bare(name.Text[strings.LastIndexByte(strings.TrimRight(name.Text, "/"), '/')+1:], name.At)
 	short.Text = strings.TrimRight(short.Text, "/")
-	config, err := bridge.Sizes(r.Document, r.made, short)
+	config, notes, err := bridge.Sizes(r.Document, r.made, short)
 	if err != nil {
 		return err
 	}
+	r.Notes = append(r.Notes, notes...)
 	if config.Member("num_experts") != nil || config.Member("n_routed_experts") != nil {
 		r.give("moe_grouped_gemm", "hf_checkpoint", true)
 		r.give("moe_token_dispatcher_type", "hf_checkpoint", "alltoall")

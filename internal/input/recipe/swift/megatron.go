@@ -76,10 +76,11 @@ type megatronReader struct {
 	reference bool // a second model without gradients
 	pairs     bool // of sequences
 	adapter   *recipe.CoreAdapter
+	release3  bool // it is a command of ms-swift's releases 3
 }
 
 func (m *megatronReader) read() error {
-	for _, step := range []func() error{m.known, m.refuse, m.adapt, m.answers, m.lengths, m.same, m.model} {
+	for _, step := range []func() error{m.before, m.known, m.refuse, m.adapt, m.answers, m.lengths, m.same, m.model} {
 		if err := step(); err != nil {
 			return err
 		}

@@ -12,10 +12,11 @@ func (m *megatronReader) model() error {
 		return m.Inputf(m.Root.At, "model is not given: its config.json says the sizes of the model").
 			WithHint("add --model with a name of the catalog or the path of a config.json")
 	}
-	config, err := bridge.Sizes(m.Document, m.made, name)
+	config, notes, err := bridge.Sizes(m.Document, m.made, name)
 	if err != nil {
 		return err
 	}
+	m.notes = append(m.notes, notes...)
 	m.types(config, name.At)
 	if config.Member("quantization_config") != nil {
 		m.note(name.At, "the weights of %s are quantized, and are made 16 bits while they load", name.Text)

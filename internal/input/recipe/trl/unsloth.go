@@ -1,6 +1,7 @@
 package trl
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -34,7 +35,8 @@ func (r *reader) unsloth() error {
 	class = class[strings.LastIndexByte(class, '.')+1:]
 	if !strings.Contains(" "+unslothLoaders+" ", " "+class+" ") {
 		return r.Inputf(v.At, "%s of Unsloth loads the model, which is not planned yet", class).
-			WithHint("plimsoll plans FastLanguageModel and FastModel with texts")
+			WithHint(fmt.Sprintf("plimsoll plans FastLanguageModel and FastModel with texts; 'plimsoll plan --gpu "+
+				"NAME -- python %s' plans the program as it runs, without a GPU, where Unsloth is installed", r.File))
 	}
 	for _, m := range v.Members {
 		if known := unslothLoading + " " + unslothSilent + " name class arguments"; strings.Contains(" "+known+" ",
@@ -102,9 +104,8 @@ func (r *reader) unslothAdapts(v *strict.Value) error {
 	if encoder := v.Member("finetune_vision_layers"); encoder != nil && !recipe.On(encoder.Value) {
 		r.To.Freezes = &recipe.Freezes{Vision: true, Projector: true}
 	} else if strings.HasSuffix(r.LoaderClass(), "FastModel") {
-		return r.Inputf(v.At, "get_peft_model of FastModel adapts the encoder of images, too, unless "+
-			"finetune_vision_layers is False: this is not planned yet").
-			WithHint("set finetune_vision_layers to False to plan a training of the language model")
+		at := r.Position(v.At)
+		r.To.AdaptsEncoder = &at
 	}
 	for name := range strings.FieldsSeq("finetune_language_layers finetune_attention_modules finetune_mlp_modules") {
 		if m := v.Member(name); m != nil && !recipe.On(m.Value) {

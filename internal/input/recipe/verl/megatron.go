@@ -216,10 +216,11 @@ func (r *megatronReader) model() error {
 		return r.Inputf(r.Root.At, "%spath is not given: its config.json says the sizes of the model", model).
 			WithHint("add it with a name of the hub or the path of a config.json")
 	}
-	config, err := bridge.Sizes(r.Document, r.made, name)
+	config, notes, err := bridge.Sizes(r.Document, r.made, name)
 	if err != nil {
 		return err
 	}
+	r.Notes = append(r.Notes, notes...)
 	if config.Member("num_experts") != nil || config.Member("n_routed_experts") != nil {
 		r.give("moe_grouped_gemm", model+"path", true)
 		r.give("moe_token_dispatcher_type", model+"path", "alltoall")
