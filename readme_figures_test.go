@@ -45,8 +45,8 @@ func TestReadmeFigures(t *testing.T) {
 	if first == nil {
 		t.Fatal("docs/accuracy.md does not say how plans of the rows of 5d2b190b were when nobody had seen them")
 	}
-	if want := fmt.Sprintf("Of %s more, chosen for what no earlier run had, %s could be planned at first, half of them "+
-		"within %s", first[1], first[2], first[3]); !strings.Contains(flat(readme), want) {
+	if want := fmt.Sprintf("Of %s more, chosen for what no earlier run had, %s could be planned at first, half of "+
+		"them within %s", first[1], first[2], first[3]); !strings.Contains(flat(readme), want) {
 		t.Errorf("README.md lacks %q", want)
 	}
 	if want := fmt.Sprintf("| models | %d by name", len(model.Catalog())); !strings.Contains(readme, want) {
