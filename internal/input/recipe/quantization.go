@@ -3,6 +3,7 @@ package recipe
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -19,12 +20,15 @@ import (
 type Quantization struct {
 	File string
 
-	// Method is "gptq", "awq" or "aqlm" for weights that were quantized before the training, "" for bitsandbytes.
+	// Method is "gptq", "awq", "aqlm" or CompressedTensors for weights that were quantized before the training, "" for
+	// bitsandbytes.
 	Method string
 	Bits   int // 4 or 8, of others also 1 to 3; 0 = nothing is quantized
 	Group  int // inputs that share a scale in Method, or a code of AQLM; 0 = all
 	// Codebooks are those of AQLM, with a code of CodeBits for each group.
 	Codebooks, CodeBits int
+	// Asymmetric and Ordered say of CompressedTensors that groups have zero points, and inputs the index of their group.
+	Asymmetric, Ordered bool
 
 	// For 4 bits.
 	Kind         string     `key:"bnb_4bit_quant_type"`       // "fp4" or "nf4"
@@ -36,8 +40,9 @@ type Quantization struct {
 	Threshold   float64 `key:"llm_int8_threshold"`       // columns with larger activations are in fp16; 0 = none
 	FP16Weights bool    `key:"llm_int8_has_fp16_weight"` // 16-bit weights are kept for training
 
-	SkipModules []string `key:"llm_int8_skip_modules"`            // nil = transformers' default: the output head
-	OffloadCPU  bool     `key:"llm_int8_enable_fp32_cpu_offload"` // modules on the CPU are allowed, in fp32
+	SkipModules []string         `key:"llm_int8_skip_modules"` // nil = transformers' default: the output head
+	skipped     []*regexp.Regexp // of CompressedTensors, matched with names of modules
+	OffloadCPU  bool             `key:"llm_int8_enable_fp32_cpu_offload"` // modules on the CPU are allowed, in fp32
 
 	// Dequantized reports whether transformers converts stored weights to
 	// ordinary ones while it loads them.
@@ -131,6 +136,8 @@ func readQuantization(document *strict.Document) (*Quantization, error) {
 		return packed(document, m.Value.Text)
 	} else if m != nil && m.Value.Text == "aqlm" {
 		return additive(document)
+	} else if m != nil && m.Value.Text == CompressedTensors && dequantized(document, CompressedTensors) == nil {
+		return compressed(document)
 	}
 	r, err := strict.Schema{Program: "BitsAndBytesConfig", Rule: bitsAndBytesRule}.Read(document)
 	if method := document.Root.Member("quant_method"); method != nil && method.Value.Kind == '"' &&
@@ -271,7 +278,7 @@ func additive(d *strict.Document) (*Quantization, error) {
 func otherMethod(d *strict.Document, method *strict.Value) error {
 	if slices.Contains(quantizationMethods, method.Text) {
 		return d.Inputf(method.At, "quant_method is %s, which is not planned yet", method).
-			WithHint("plimsoll plans bitsandbytes, gptq, awq and aqlm; to plan the training of dequantized weights, " +
+			WithHint("plimsoll plans bitsandbytes, gptq, awq, aqlm and packed compressed-tensors; to plan the training of dequantized weights, " +
 				`remove quantization_config (fp8, mxfp4 and compressed-tensors: or add "dequantize": true)`)
 	}
 	return d.Inputf(method.At, "quant_method is %s, which transformers does not know", method).
