@@ -75,7 +75,10 @@ func compressed(d *strict.Document) (*Quantization, error) {
 	if err := q.pack(d, weights, refuse); err != nil {
 		return nil, err
 	}
-	return q, q.ignore(r)
+	if err := q.ignore(r); err != nil {
+		return nil, err
+	}
+	return q, nil
 }
 
 // pack reads the form of packed weights, QuantizationArgs.
@@ -119,12 +122,11 @@ func (q *Quantization) ignore(r *strict.Reader) error {
 			q.SkipModules = append(q.SkipModules, name)
 			continue
 		}
-		compiled, err := regexp.Compile("^(?:" + expression + ")")
+		compiled, err := r.Pattern("ignore", r.At("ignore"), "^", expression, "")
 		if err != nil {
-			return r.Fault("ignore", "has an expression that plimsoll cannot read: "+err.Error(),
-				"name the modules in its place")
+			return err
 		}
-		q.skipped = append(q.skipped, compiled)
+		q.SkipPatterns = append(q.SkipPatterns, compiled)
 	}
 	return nil
 }
@@ -136,5 +138,5 @@ func (q *Quantization) Skips(weight string) bool {
 	}
 	module := strings.TrimSuffix(weight, ".weight")
 	return slices.Contains(q.SkipModules, module) ||
-		slices.ContainsFunc(q.skipped, func(e *regexp.Regexp) bool { return e.MatchString(module) })
+		slices.ContainsFunc(q.SkipPatterns, func(e *regexp.Regexp) bool { return e.MatchString(module) })
 }

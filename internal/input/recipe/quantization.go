@@ -29,6 +29,7 @@ type Quantization struct {
 	Codebooks, CodeBits int
 	// Asymmetric and Ordered say of CompressedTensors that groups have zero points, and inputs the index of their group.
 	Asymmetric, Ordered bool
+	SkipPatterns        []*regexp.Regexp // of CompressedTensors: modules that are not quantized, beside SkipModules
 
 	// For 4 bits.
 	Kind         string     `key:"bnb_4bit_quant_type"`       // "fp4" or "nf4"
@@ -40,9 +41,8 @@ type Quantization struct {
 	Threshold   float64 `key:"llm_int8_threshold"`       // columns with larger activations are in fp16; 0 = none
 	FP16Weights bool    `key:"llm_int8_has_fp16_weight"` // 16-bit weights are kept for training
 
-	SkipModules []string         `key:"llm_int8_skip_modules"` // nil = transformers' default: the output head
-	skipped     []*regexp.Regexp // of CompressedTensors, matched with names of modules
-	OffloadCPU  bool             `key:"llm_int8_enable_fp32_cpu_offload"` // modules on the CPU are allowed, in fp32
+	SkipModules []string `key:"llm_int8_skip_modules"`            // nil = transformers' default: the output head
+	OffloadCPU  bool     `key:"llm_int8_enable_fp32_cpu_offload"` // modules on the CPU are allowed, in fp32
 
 	// Dequantized reports whether transformers converts stored weights to
 	// ordinary ones while it loads them.
@@ -278,8 +278,8 @@ func additive(d *strict.Document) (*Quantization, error) {
 func otherMethod(d *strict.Document, method *strict.Value) error {
 	if slices.Contains(quantizationMethods, method.Text) {
 		return d.Inputf(method.At, "quant_method is %s, which is not planned yet", method).
-			WithHint("plimsoll plans bitsandbytes, gptq, awq, aqlm and packed compressed-tensors; to plan the training of dequantized weights, " +
-				`remove quantization_config (fp8, mxfp4 and compressed-tensors: or add "dequantize": true)`)
+			WithHint("plimsoll plans bitsandbytes, gptq, awq, aqlm and packed compressed-tensors; to plan the " +
+				`training of dequantized weights, remove quantization_config (fp8, mxfp4 and compressed-tensors: or add "dequantize": true)`)
 	}
 	return d.Inputf(method.At, "quant_method is %s, which transformers does not know", method).
 		WithHint(strict.DidYouMean(method.Text, append(slices.Clone(quantizationMethods), "bitsandbytes")))

@@ -185,8 +185,9 @@ func (m *parameterMaker) quantize(p *autograd.Parameter) {
 	}
 }
 
-// pack sets the size of a weight that GPTQ, AWQ or compressed-tensors has packed: integers, and for every group of inputs zero points in as
-// many bits and scales in 16. GPTQ has the group of every input, too (BaseQuantLinear of GPTQModel, August 2026).
+// pack sets the size of a weight that GPTQ, AWQ or compressed-tensors has packed: integers, and for every group of
+// inputs scales in 16 bits and zero points in as many as weights. GPTQ has the group of every input, too
+// (BaseQuantLinear of GPTQModel, August 2026).
 func pack(p *autograd.Parameter, q *recipe.Quantization) {
 	if q.Method == "aqlm" { // codes, codebooks and a scale for each output (QuantizedLinear in aqlm 1.1.7)
 		codes := p.Elements / int64(q.Group) * int64(q.Codebooks) * int64(q.CodeBits/8)

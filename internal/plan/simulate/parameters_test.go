@@ -14,8 +14,8 @@ import (
 
 // TestPackedWeights compares weights of GPTQ and AWQ with the buffers that GPTQModel registers for a module of 512
 // inputs and 1024 outputs, those of AQLM with aqlm.QuantizedLinear's, and those of compressed-tensors with its own 0.12
-// (0.15 has the shape of a weight in twice the bytes, and zero points that 0.12 does not decompress). It compares temporaries with those of
-// GPTQModel's dequantize_weight on the CPU, 6 bytes for a weight.
+// (0.15 has the shape of a weight in twice the bytes, and zero points that 0.12 does not decompress). It compares
+// temporaries with those of GPTQModel's dequantize_weight on the CPU, 6 bytes for a weight.
 func TestPackedWeights(t *testing.T) {
 	for _, test := range []struct {
 		quantization recipe.Quantization
