@@ -15,17 +15,21 @@ import (
 // and 0.15 replaces them (ModelCompressor.add_decompress_hook).
 const CompressedTensors = "compressed-tensors"
 
+// packedArguments lists the fields of QuantizationArgs in compressed-tensors 0.15 that decide the size of a weight.
+var packedArguments = strict.Object(rule.Boolean.For("symmetric"), rule.Text.OrNull().For("strategy actorder"),
+	strict.Keys{
+		"num_bits":   rule.Size,
+		"group_size": rule.Integer.OrNull(),
+		"type":       strict.Text("int", "float"),
+	}).NotingOthers()
+
 // compressedRule lists the fields of QuantizationConfig in compressed-tensors 0.15 that decide the size of weights.
 var compressedRule = strict.Object(rule.Text.For("quant_method"), strict.Keys{
 	"config_groups": strict.Map(strict.Object(strict.Keys{
 		"targets":            rule.Names,
 		"input_activations":  rule.Free.OrNull(),
 		"output_activations": rule.Free.OrNull(),
-		"weights": strict.Object(rule.Boolean.For("symmetric"), rule.Text.OrNull().For("strategy actorder"), strict.Keys{
-			"num_bits":   rule.Size,
-			"group_size": rule.Integer.OrNull(),
-			"type":       strict.Text("int", "float"),
-		}).NotingOthers().OrNull(),
+		"weights":            packedArguments.OrNull(),
 	}).NotingOthers()),
 	"format":              rule.Text.OrNull(),
 	"ignore":              rule.Names.OrNull(),

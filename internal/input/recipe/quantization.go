@@ -27,9 +27,10 @@ type Quantization struct {
 	Group  int // inputs that share a scale in Method, or a code of AQLM; 0 = all
 	// Codebooks are those of AQLM, with a code of CodeBits for each group.
 	Codebooks, CodeBits int
-	// Asymmetric and Ordered say of CompressedTensors that groups have zero points, and inputs the index of their group.
+	// Of CompressedTensors: groups have zero points, inputs have the index of their group, and modules are not
+	// quantized, beside SkipModules.
 	Asymmetric, Ordered bool
-	SkipPatterns        []*regexp.Regexp // of CompressedTensors: modules that are not quantized, beside SkipModules
+	SkipPatterns        []*regexp.Regexp
 
 	// For 4 bits.
 	Kind         string     `key:"bnb_4bit_quant_type"`       // "fp4" or "nf4"

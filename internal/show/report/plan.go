@@ -486,9 +486,9 @@ func (d *PlanDocument) Lacks(strict bool) bool {
 // nothing of them.
 func (d *PlanDocument) unjudged() (lines []string) {
 	if d.unread != "" && d.Verdict != plan.DoesNotFit {
-		lines = append(lines, "no file says that the weights are packed as "+strings.ToUpper(d.unread)+" packs them: if "+
-			"the quant_method in their config.json is compressed-tensors, the first forward pass makes ordinary weights "+
-			"of them; --quantization compressed-tensors plans that")
+		lines = append(lines, "no file says that the weights are packed as "+strings.ToUpper(d.unread)+" packs "+
+			"them: if the quant_method in their config.json is compressed-tensors, the first forward pass makes "+
+			"ordinary weights of them; --quantization compressed-tensors plans that")
 	}
 	for i := range d.Devices {
 		device := &d.Devices[i]
