@@ -11,8 +11,8 @@ import (
 
 // CompressedTensors is the quant_method of weights that llm-compressor and others write with compressed-tensors. The
 // library has no kernels that train on packed weights: the first forward pass makes ordinary ones of them, which stay.
-// Releases from 0.9.3 until 0.13 keep the packed ones beside them (CompressedLinear in linear/compressed_linear.py),
-// and 0.15 replaces them (ModelCompressor.add_decompress_hook).
+// Releases 0.10 to 0.12 keep the packed ones beside them (CompressedLinear in linear/compressed_linear.py), and
+// 0.15 replaces them (ModelCompressor.add_decompress_hook).
 const CompressedTensors = "compressed-tensors"
 
 // packedArguments lists the fields of QuantizationArgs in compressed-tensors 0.15 that decide the size of a weight.
