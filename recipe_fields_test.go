@@ -34,7 +34,8 @@ var fieldsWithoutMemory = map[string]string{
 
 	"Quantization.OffloadCPU Quantization.StorageDType": "other values in as many bytes; " +
 		"without effect on a model that is trained",
-	"Quantization.Threshold": "columns of outliers depend on the data",
+	"Quantization.SkipPatterns": "read by Quantization.Skips",
+	"Quantization.Threshold":    "columns of outliers depend on the data",
 
 	"Sizes.AllgatherBucket": "parameters are gathered in place",
 

@@ -33,7 +33,7 @@ func paths(known map[string]bool, rule strict.Rule, above []string) {
 func TestPathsAreInASchema(t *testing.T) {
 	known := map[string]bool{"": true, "peft_type": true}
 	rules := []strict.Rule{accelerateSchema.Rule, trainingSchema.Rule, bitsAndBytesRule, packedRule,
-		additiveRule, megatronSchema().Rule}
+		additiveRule, compressedRule, megatronSchema().Rule}
 	rules = slices.AppendSeq(rules, maps.Values(peft.Rules()))
 	for _, k := range kinds {
 		if k.Program != nil {

@@ -3,6 +3,7 @@ package recipe
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -19,12 +20,17 @@ import (
 type Quantization struct {
 	File string
 
-	// Method is "gptq", "awq" or "aqlm" for weights that were quantized before the training, "" for bitsandbytes.
+	// Method is "gptq", "awq", "aqlm" or CompressedTensors for weights that were quantized before the training, "" for
+	// bitsandbytes.
 	Method string
 	Bits   int // 4 or 8, of others also 1 to 3; 0 = nothing is quantized
 	Group  int // inputs that share a scale in Method, or a code of AQLM; 0 = all
 	// Codebooks are those of AQLM, with a code of CodeBits for each group.
 	Codebooks, CodeBits int
+	// Of CompressedTensors: groups have zero points, inputs have the index of their group, and modules are not
+	// quantized, beside SkipModules.
+	Asymmetric, Ordered bool
+	SkipPatterns        []*regexp.Regexp
 
 	// For 4 bits.
 	Kind         string     `key:"bnb_4bit_quant_type"`       // "fp4" or "nf4"
@@ -131,6 +137,8 @@ func readQuantization(document *strict.Document) (*Quantization, error) {
 		return packed(document, m.Value.Text)
 	} else if m != nil && m.Value.Text == "aqlm" {
 		return additive(document)
+	} else if m != nil && m.Value.Text == CompressedTensors && dequantized(document, CompressedTensors) == nil {
+		return compressed(document)
 	}
 	r, err := strict.Schema{Program: "BitsAndBytesConfig", Rule: bitsAndBytesRule}.Read(document)
 	if method := document.Root.Member("quant_method"); method != nil && method.Value.Kind == '"' &&
@@ -271,8 +279,8 @@ func additive(d *strict.Document) (*Quantization, error) {
 func otherMethod(d *strict.Document, method *strict.Value) error {
 	if slices.Contains(quantizationMethods, method.Text) {
 		return d.Inputf(method.At, "quant_method is %s, which is not planned yet", method).
-			WithHint("plimsoll plans bitsandbytes, gptq, awq and aqlm; to plan the training of dequantized weights, " +
-				`remove quantization_config (fp8, mxfp4 and compressed-tensors: or add "dequantize": true)`)
+			WithHint("plimsoll plans bitsandbytes, gptq, awq, aqlm and packed compressed-tensors; to plan the " +
+				`training of dequantized weights, remove quantization_config (fp8, mxfp4 and compressed-tensors: or add "dequantize": true)`)
 	}
 	return d.Inputf(method.At, "quant_method is %s, which transformers does not know", method).
 		WithHint(strict.DidYouMean(method.Text, append(slices.Clone(quantizationMethods), "bitsandbytes")))

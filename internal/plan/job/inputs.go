@@ -456,4 +456,6 @@ var quantizations = map[string]recipe.Quantization{
 	"gptq":   {Method: "gptq", Bits: 4, Group: 128},
 	"awq":    {Method: "awq", Bits: 4, Group: 128},
 	"aqlm":   {Method: "aqlm", Bits: 2, Group: 8, Codebooks: 1, CodeBits: 16},
+
+	recipe.CompressedTensors: {Method: recipe.CompressedTensors, Bits: 4, Group: 128},
 }

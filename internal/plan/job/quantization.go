@@ -53,6 +53,14 @@ func (r *resolver) packed(q *recipe.Quantization) {
 		how = "both passes make the weight in 16 bits, the backward pass a copy for each sequence (AwqGEMMLinear of " +
 			"GPTQModel)"
 	}
+	if q.Method == recipe.CompressedTensors {
+		r.assume("compressed-tensors in %d bits, with a scale for %d inputs (0: all): the first forward pass makes "+
+			"ordinary weights of them, which stay; %s", q.Bits, q.Group, map[bool]string{
+			true:  "they replace the packed ones (compressed-tensors 0.15, which this transformers needs)",
+			false: "the packed ones stay, too, as with compressed-tensors before 0.15 (CompressedLinear)",
+		}[r.job.ReplacesPacked()])
+		return
+	}
 	if q.Method == "aqlm" {
 		r.assume("AQLM in %d bits: %d codes of %d bits for %d inputs; both passes make the weight in 16 bits "+
 			"(code%[2]dx%[3]d_matmat_dequant of aqlm 1.1.7); its memory was not measured on a GPU", q.Bits, q.Codebooks,
@@ -62,6 +70,19 @@ func (r *resolver) packed(q *recipe.Quantization) {
 	r.assume("%s in %d bits, with a scale for %d inputs (0: all): %s; its memory was not measured on a GPU",
 		strings.ToUpper(q.Method), q.Bits, q.Group, how)
 }
+
+// UnreadPacking returns the quantization, "gptq" or "awq", that only a flag or a name says. Names with these words also
+// stand for weights that llm-compressor has quantized by the same algorithm, and stores by compressed-tensors.
+func (j *Job) UnreadPacking() string {
+	if q := j.Quantization; q != nil && q.File == "" && (q.Method == "gptq" || q.Method == "awq") {
+		return q.Method
+	}
+	return ""
+}
+
+// ReplacesPacked reports whether the release of compressed-tensors that goes with that of transformers frees packed
+// weights once it has made ordinary ones of them. transformers 5.14 needs 0.15, which does.
+func (j *Job) ReplacesPacked() bool { return j.Versions.Transformers.AtLeast(5, 14, 0) }
 
 // refusePacked refuses engines that cannot shard integers.
 func (j *Job) refusePacked() error {

@@ -69,8 +69,8 @@ func TestQuantizationOfModel(t *testing.T) {
 		{`"quant_method": "fp8", "weight_block_size": [128, 128]`, `quant_method is "fp8", which is not planned yet`},
 		{`"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]`,
 			`quant_method is "mxfp4", which is not planned yet`},
-		{`"quant_method": "compressed-tensors", "config_groups": {}`,
-			`quant_method is "compressed-tensors", which is not planned yet`},
+		{`"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {}`,
+			`format is not "pack-quantized", which is not planned yet`},
 		{`"quant_method": "gtpq"`, "which transformers does not know"},
 		{`"load_in_8bit": true, "llm_int8_has_fp16_weight": true`, "keeps 16-bit weights"},
 	} {
@@ -84,5 +84,50 @@ func TestQuantizationOfModel(t *testing.T) {
 	q := quantized(`"quant_method": "bitsandbytes", "load_in_4bit": true`)
 	if _, err := q.Resolve(); err == nil || !strings.Contains(err.Error(), "without an adapter") {
 		t.Errorf("without an adapter: %v", err)
+	}
+}
+
+// TestCompressedTensors compares what packed weights take before and after the first forward pass with the parameters
+// of torch.nn.Linear under compressed-tensors 0.12.2 and 0.15.0.1, of 512 inputs and 1024 outputs: 270,344 bytes become
+// 1,318,920 with the one, which keeps the packed weight, and 270,352 become 1,056,784 with the other.
+func TestCompressedTensors(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	const sizes = `"model_type": "llama", "vocab_size": 320, "hidden_size": 512, "intermediate_size": 1024,
+		"num_hidden_layers": 2, "num_attention_heads": 4, "torch_dtype": "bfloat16"`
+	const packed = `"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {
+		"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}}},
+		"ignore": ["lm_head", "re:.*(self_attn|down_proj)", "model.layers.0.mlp.gate_proj"]`
+	request := job.Request{Adapter: file("lora.json", `{"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]}`),
+		Sequence: 64}
+	held := func(model, transformers string, phase ledger.PhaseName) (sum ledger.Bytes) {
+		q := request
+		q.Model, q.Transformers = model, transformers
+		for _, c := range phaseOf(t, &planned(t, q).Devices[0], phase).End {
+			if c.Component == ledger.Parameters {
+				sum += c.Bytes
+			}
+		}
+		return sum
+	}
+	plain := file("plain.json", "{"+sizes+"}")
+	model := file("config.json", "{"+sizes+`, "quantization_config": {`+packed+"}}")
+	const linear, quantized = 512 * 1024 * 2, 3 // both of up_proj, and gate_proj of the second layer
+	full := held(plain, "4.57", ledger.Load)
+	for _, c := range []struct {
+		transformers string
+		phase        ledger.PhaseName
+		want         ledger.Bytes // of a weight beyond what an ordinary one takes
+	}{
+		{"4.57", ledger.Load, 270344 - linear},
+		{"4.57", ledger.Backward, 1318920 - linear},
+		{"4.57", ledger.Checkpoint, 1318920 - linear},
+		{"4.57", ledger.Resume, 270344 - linear},
+		{"5.24", ledger.Load, 270344 - linear},
+		{"5.24", ledger.Backward, 0},
+	} {
+		if got := held(model, c.transformers, c.phase) - full; got != quantized*c.want {
+			t.Errorf("transformers %s, %s: %d bytes beyond ordinary weights, want %d", c.transformers, c.phase, got,
+				quantized*c.want)
+		}
 	}
 }

@@ -44,7 +44,7 @@ func (e *ddp) load() {
 	if !e.OnCPU {
 		e.stage()
 	}
-	why := because("%s parameters in %v", ledger.Count(e.Model.Elements()), e.ParameterType)
+	why := because("%s parameters in %v%s", ledger.Count(e.Model.Elements()), e.ParameterType, e.whyDecompressed())
 	for _, p := range e.parameters {
 		allocate(e.gpu, p.Bytes(), e.weights(), why)
 	}

@@ -151,8 +151,8 @@ func (e *deepSpeed) loadFull(why func() string) {
 
 // whyFull is the reason for parameters that are not sharded.
 func (e *deepSpeed) whyFull() string {
-	return fmt.Sprintf("%s parameters in %v, in full on every rank", ledger.Count(elementsOf(e.parameters)),
-		e.ParameterType)
+	return fmt.Sprintf("%s parameters in %v, in full on every rank%s", ledger.Count(elementsOf(e.parameters)),
+		e.ParameterType, e.whyDecompressed())
 }
 
 func (e *deepSpeed) whyGradients() string {

@@ -167,10 +167,8 @@ func (m *parameterMaker) quantize(p *autograd.Parameter) {
 	if q == nil || q.Bits == 0 {
 		return
 	}
-	for _, skipped := range q.SkipModules {
-		if strings.Contains(p.Name, skipped) {
-			return
-		}
+	if q.Skips(p.Name) {
+		return
 	}
 	if q.Method != "" {
 		pack(p, q)
@@ -187,8 +185,9 @@ func (m *parameterMaker) quantize(p *autograd.Parameter) {
 	}
 }
 
-// pack sets the size of a weight that GPTQ or AWQ has packed: integers, and for every group of inputs zero points in as
-// many bits and scales in 16. GPTQ has the group of every input, too (BaseQuantLinear of GPTQModel, August 2026).
+// pack sets the size of a weight that GPTQ, AWQ or compressed-tensors has packed: integers, and for every group of
+// inputs scales in 16 bits and zero points in as many as weights. GPTQ has the group of every input, too
+// (BaseQuantLinear of GPTQModel, August 2026).
 func pack(p *autograd.Parameter, q *recipe.Quantization) {
 	if q.Method == "aqlm" { // codes, codebooks and a scale for each output (QuantizedLinear in aqlm 1.1.7)
 		codes := p.Elements / int64(q.Group) * int64(q.Codebooks) * int64(q.CodeBits/8)
@@ -201,6 +200,16 @@ func pack(p *autograd.Parameter, q *recipe.Quantization) {
 		groups = (in + int64(q.Group) - 1) / int64(q.Group)
 	}
 	words := func(elements int64) int64 { return (elements*bits + 31) / 32 * 4 }
+	if q.Method == recipe.CompressedTensors { // and the shape of the weight (PackedQuantizationCompressor)
+		p.StoredBytes = words(in)*p.Rows + 2*groups*p.Rows + 2*4
+		if q.Asymmetric {
+			p.StoredBytes += groups * words(p.Rows)
+		}
+		if q.Ordered {
+			p.StoredBytes += 4 * in
+		}
+		return // Unquantized: every product has the ordinary weight, see simulation.decompress
+	}
 	p.Quantized, p.StoredBytes = autograd.AWQ, in*words(p.Rows)+groups*(words(p.Rows)+2*p.Rows)
 	if q.Method == "gptq" {
 		p.Quantized, p.StoredBytes = autograd.GPTQ, words(in)*p.Rows+groups*(words(p.Rows)+2*p.Rows)+4*in

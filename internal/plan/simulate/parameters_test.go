@@ -13,8 +13,9 @@ import (
 )
 
 // TestPackedWeights compares weights of GPTQ and AWQ with the buffers that GPTQModel registers for a module of 512
-// inputs and 1024 outputs, and those of AQLM with aqlm.QuantizedLinear's. It compares temporaries with those of
-// GPTQModel's dequantize_weight on the CPU, 6 bytes for a weight.
+// inputs and 1024 outputs, those of AQLM with aqlm.QuantizedLinear's, and those of compressed-tensors with its own 0.12
+// (0.15 has the shape of a weight in twice the bytes, and zero points that 0.12 does not decompress). It compares
+// temporaries with those of GPTQModel's dequantize_weight on the CPU, 6 bytes for a weight.
 func TestPackedWeights(t *testing.T) {
 	for _, test := range []struct {
 		quantization recipe.Quantization
@@ -25,6 +26,10 @@ func TestPackedWeights(t *testing.T) {
 		{recipe.Quantization{Method: "gptq", Bits: 3, Group: 128}, 512*1024*3/8 + 4*1024*3/8 + 4*1024*2 + 4*512},
 		{recipe.Quantization{Method: "gptq", Bits: 4}, 512*1024/2 + 1024/2 + 1024*2 + 4*512},
 		{recipe.Quantization{Method: "awq", Bits: 4, Group: 128}, 272384},
+		{recipe.Quantization{Method: recipe.CompressedTensors, Bits: 4, Group: 128}, 270344},
+		{recipe.Quantization{Method: recipe.CompressedTensors, Bits: 4}, 264200},
+		{recipe.Quantization{Method: recipe.CompressedTensors, Bits: 4, Group: 128, Ordered: true}, 272392},
+		{recipe.Quantization{Method: recipe.CompressedTensors, Bits: 4, Group: 32, Asymmetric: true}, 303120 - 8},
 		{recipe.Quantization{Method: "aqlm", Bits: 2, Group: 8, Codebooks: 1, CodeBits: 16}, 1181696},
 		{recipe.Quantization{Method: "aqlm", Bits: 2, Group: 8, Codebooks: 2, CodeBits: 8}, 141312},
 	} {

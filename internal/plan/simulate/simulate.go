@@ -58,6 +58,7 @@ type simulation struct {
 	pipeline      pipeline
 	states        *heldStates  // nil where the optimizer's states stay where it makes them
 	experts       *hostExperts // nil where the experts are a part of the model
+	decompressed  []hold       // ordinary weights that compressed-tensors has made of packed ones
 	reference     *simulation  // of the frozen model beside the trained one; nil without
 	frozen        bool         // this is such a model
 	rollout       *rolloutEngine
@@ -156,6 +157,9 @@ func (s *simulation) run() {
 	})
 	s.drop(s.held)
 	s.held = forward.Result{}
+	for i := range s.decompressed {
+		s.decompressed[i].free()
+	}
 	s.gpu.emptyCache()
 	s.phase(ledger.Resume, ledger.Once, s.engine.resume)
 }
@@ -163,6 +167,7 @@ func (s *simulation) run() {
 // iterate runs the micro batches of one optimizer step. It leaves out those that are like others in memory: the first
 // makes gradients, others add to them, and after the last one FSDP reduces what it has kept full until then.
 func (s *simulation) iterate(iteration ledger.Iteration) {
+	s.decompress()
 	s.generate(iteration)
 	if s.Stage != nil {
 		s.iteratePipeline(iteration)

@@ -57,8 +57,9 @@ func (e *zero12) isZeRO2() bool { return e.recipe.ZeROStage == 2 }
 func (e *zero12) load() { e.loadFull(e.whyParameters) }
 
 func (e *zero12) whyParameters() string {
-	return fmt.Sprintf("%s parameters x %d B in %v: ZeRO-%d has them in full on every rank",
-		ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size(), e.ParameterType, e.recipe.ZeROStage)
+	return fmt.Sprintf("%s parameters x %d B in %v: ZeRO-%d has them in full on every rank%s",
+		ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size(), e.ParameterType, e.recipe.ZeROStage,
+		e.whyDecompressed())
 }
 
 func (e *zero12) initialize() {

@@ -62,6 +62,9 @@ func lostIn(shape []int64) float64 {
 // dequantizedBytes returns what dequantizing a weight moves for an element: bitsandbytes has one kernel for it. Weights
 // of GPTQ and others are unpacked by operations of PyTorch: shifted, converted, masked, lessened by zeros and scaled.
 func dequantizedBytes(q *recipe.Quantization) float64 {
+	if q.Method == recipe.CompressedTensors { // ordinary from the first forward pass on
+		return 0
+	}
 	if q.Method != "" {
 		return 16
 	}
@@ -76,7 +79,7 @@ func (w *work) addModule(j *job.Job, p model.Parameter, elements, tokens float64
 	}
 	if j.Quantization != nil && p.Block >= 0 {
 		w.kernels++
-		if j.Quantization.Method != "" {
+		if m := j.Quantization.Method; m != "" && m != recipe.CompressedTensors {
 			w.kernels += unpackKernels
 		}
 	}

@@ -51,6 +51,8 @@ type PlanDocument struct {
 	Megatron string `json:"megatron,omitempty"`
 	// unsearched says that plimsoll fit does not search jobs of the program.
 	unsearched bool
+	// unread is the quantization that no file says, whose name also stands for weights that take more.
+	unread string
 	// Program is the program that has planned itself, and nil for a plan on paper.
 	Program *PlannedProgram `json:"program,omitempty"`
 }
@@ -160,6 +162,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 		StateFormats: append([]plan.StateFormat{}, p.StateFormats...),
 		Tier:         newPlannedTier(p.Tier),
 		Assumptions:  append([]string{}, j.Assumptions...),
+		unread:       j.UnreadPacking(),
 		Job: PlannedJob{
 			Engine:          j.EngineName(),
 			Ranks:           j.World,
@@ -479,8 +482,14 @@ func (d *PlanDocument) Lacks(strict bool) bool {
 		d.Verdict == plan.Tight && (strict || d.Limit != nil && d.Limit.Lacks > 0)
 }
 
-// unjudged names the devices whose capacity is unknown: the verdict says nothing of them.
+// unjudged names the devices whose capacity is unknown, and the form of weights that no file says: the verdict says
+// nothing of them.
 func (d *PlanDocument) unjudged() (lines []string) {
+	if d.unread != "" && d.Verdict != plan.DoesNotFit {
+		lines = append(lines, "no file says that the weights are packed as "+strings.ToUpper(d.unread)+" packs "+
+			"them: if the quant_method in their config.json is compressed-tensors, the first forward pass makes "+
+			"ordinary weights of them; --quantization compressed-tensors plans that")
+	}
 	for i := range d.Devices {
 		device := &d.Devices[i]
 		if device.Capacity > 0 || d.Limit == nil || d.Verdict == plan.DoesNotFit {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files/filestest"
 	"plimsoll/internal/plan/job"
 	"plimsoll/internal/plan/plan"
 )
@@ -146,4 +147,28 @@ func FuzzPlan(f *testing.F) {
 			t.Errorf("%T: %v", err, err)
 		}
 	})
+}
+
+// TestUnreadPacking: a verdict on weights whose packing only a flag says names the other form that they may have. With
+// a quantization_config, and with weights that lack memory either way, nothing is left to say.
+func TestUnreadPacking(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	read := file("awq.json", `{"quant_method": "awq", "bits": 4, "group_size": 128}`)
+	lora := job.Shorthand{LoRA: 8, LoRATargets: []string{"q_proj"}}
+	for _, c := range []struct {
+		quantization, gpu string
+		want              bool
+	}{
+		{"awq", "H100-80GB", true}, {"gptq", "H100-80GB", true}, {"nf4", "H100-80GB", false},
+		{read, "H100-80GB", false}, {"compressed-tensors", "H100-80GB", false}, {"awq", "T4", false},
+	} {
+		d := documentOf(t, job.Request{Model: "qwen2.5-32b", Shorthand: lora, Quantization: c.quantization,
+			GPU: c.gpu, Sequence: 256})
+		if d == nil {
+			t.Fatalf("%s is refused", c.quantization)
+		}
+		if got := strings.Contains(d.Page().text(), "no file says"); got != c.want {
+			t.Errorf("%s on %s: %v, want %v:\n%s", c.quantization, c.gpu, got, c.want, d.Page().text())
+		}
+	}
 }
