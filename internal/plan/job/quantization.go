@@ -69,6 +69,10 @@ func (r *resolver) packed(q *recipe.Quantization) {
 	}
 	r.assume("%s in %d bits, with a scale for %d inputs (0: all): %s; its memory was not measured on a GPU",
 		strings.ToUpper(q.Method), q.Bits, q.Group, how)
+	if method := r.job.UnreadPacking(); method != "" {
+		r.assume("weights packed as %s packs them, which a flag or a name alone says: compressed-tensors would make "+
+			"ordinary ones of them", strings.ToUpper(method))
+	}
 }
 
 // UnreadPacking returns the quantization, "gptq" or "awq", that only a flag or a name says. Names with these words also

@@ -170,5 +170,9 @@ func TestUnreadPacking(t *testing.T) {
 		if got := strings.Contains(d.Page().text(), "no file says"); got != c.want {
 			t.Errorf("%s on %s: %v, want %v:\n%s", c.quantization, c.gpu, got, c.want, d.Page().text())
 		}
+		assumed := strings.Contains(strings.Join(d.Assumptions, "\n"), "a flag or a name alone says")
+		if want := c.quantization == "awq" || c.quantization == "gptq"; assumed != want {
+			t.Errorf("%s on %s: %v assumed, want %v", c.quantization, c.gpu, d.Assumptions, want)
+		}
 	}
 }
