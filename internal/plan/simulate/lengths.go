@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math/rand/v2"
 	"slices"
+	"sync"
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/job"
@@ -27,11 +28,15 @@ func runOrders(j *job.Job, limit Limit) (RankClass, error) {
 	if j.ShortestSequence == 0 || j.OnCPU {
 		return runClass(j, limit, 0)
 	}
-	classes := make([]RankClass, orders)
+	classes, failures := make([]RankClass, orders), make([]error, orders)
+	var work sync.WaitGroup
 	for i := range classes {
-		var err error
-		if classes[i], err = runClass(j, limit, uint64(i)); err != nil {
-			return classes[i], err
+		work.Go(func() { classes[i], failures[i] = runClass(j, limit, uint64(i)) })
+	}
+	work.Wait()
+	for _, err := range failures { // the same one in every run
+		if err != nil {
+			return RankClass{}, err
 		}
 	}
 	slices.SortFunc(classes, func(a, b RankClass) int { return cmp.Compare(a.reserved(), b.reserved()) })
