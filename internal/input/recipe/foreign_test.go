@@ -110,3 +110,16 @@ func TestRefusalBeforeForeignKeys(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestTemplateOfChats: what a key says is no variable of the file if it is a template itself.
+func TestTemplateOfChats(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config_full.yaml")
+	text := "model_name_or_path: org/m\ntorch_dtype: bfloat16\ndataset_mixer:\n  a: 1.0\nlearning_rate: 1.0e-5\n" +
+		"chat_template: \"{% for m in messages %}{{ eos_token }}{{'<|x|>' + m['role']}}{% endfor %}\"\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LoadFramework(path, Source{}); err != nil {
+		t.Error(err)
+	}
+}

@@ -395,9 +395,10 @@ func (k *Kind) parse(d *strict.Document, from Source) (*Framework, error) {
 	return r.To, nil
 }
 
-// harmless matches keys that no plan depends on and that scripts compute.
+// harmless matches keys that no plan depends on and that scripts compute, or that are templates themselves.
 var harmless = lazyregexp.New(
-	`dataset|^data_|^output|^logging|^run_name|_dir$|^model_name$|^model_author|_port$|^node|_val$|^report|^system$`)
+	`dataset|^data_|^output|^logging|^run_name|_dir$|^model_name$|^model_author|_port$|^node|_val$|^report|^system$|` +
+		`^chat_template`)
 
 // computedMember refuses a file with a value that only a run can tell.
 func computedMember(d *strict.Document) error {
@@ -426,9 +427,11 @@ func template(d *strict.Document) error {
 
 // isVariable reports whether a text has a variable in its place: of a shell, or of a template, {{ name }}.
 func isVariable(text string) bool {
-	_, inner, opens := strings.Cut(text, "{{")
-	return strings.HasPrefix(text, "$") || opens && strings.Contains(inner, "}}")
+	return strings.HasPrefix(text, "$") || templateName.MatchString(text)
 }
+
+// templateName matches a name that a template puts a value for.
+var templateName = lazyregexp.New(`\{\{-?\s*[\w.]+\s*-?\}\}`)
 
 // ElementNames are torch's names of types.
 var ElementNames = map[string]string{"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
