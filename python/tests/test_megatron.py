@@ -307,13 +307,22 @@ def test_two_optimizers_that_are_at_different_steps_are_refused():
 
 
 def private_and_shared(pids):
-    """Bytes of anonymous and shared memory of processes. A shared page counts once. What is anonymous counts whole: its share
-    would grow whenever another fork of the tests ends.
+    """Bytes of anonymous memory of processes, and of the shared memory that they have open. What is anonymous counts whole:
+    its share would grow whenever another fork of the tests ends. So would that of what is shared, as others map and unmap it.
     """
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     texts = [pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
-    return sum(int(kib) * 1024 for text in texts for kib in re.findall(r"(?:^Anonymous|Pss_Shmem): +(\d+)", text, re.M))
+    private = sum(int(kib) * 1024 for text in texts for kib in re.findall(r"^Anonymous: +(\d+)", text, re.M))
+    return private + sum({found.st_ino: found.st_blocks * 512 for pid in pids for found in memory_files(pid)}.values())
+
+
+def memory_files(pid):
+    """The files in memory that a process has open."""
+    for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # it is closed by now
+            if os.readlink(fd).startswith(("/memfd:", "/dev/shm/")):
+                yield fd.stat()
 
 
 def host_bytes(rank, whose, layers):
