@@ -78,7 +78,7 @@ func fields() []field {
 		choice("zero", "DeepSpeed ZeRO", "3", job.ZeROStages),
 		{Flag: "zero-offload", Title: "ZeRO offload", Empty: strings.Join(job.ZeROOffloads, ","), Wide: true},
 		choice("fsdp", "FSDP", "", job.FSDPVersions), count("lora", "Rank of LoRA", ""),
-		choice("quantization", "Quantization", "", job.Quantizations()),
+		{Flag: "quantization", Title: "Quantization", Choices: job.Quantizations(), Empty: byFiles, Wide: true},
 		choice("gradient-checkpointing", "Gradient checkpointing", "", job.Recomputes),
 	}
 }
