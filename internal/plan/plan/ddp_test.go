@@ -30,7 +30,8 @@ func TestCopyOfLogits(t *testing.T) {
 	// What the loss has saved, the fp32 logits that accelerate returns, and DDP's copy of them. Without the copy, logits
 	// in bf16 and the two others are the most.
 	const logits = 4 * 1024 * 50257 * 4
-	if without, with := held(false), held(true); with < 3*logits || without < 2*logits || without >= 3*logits {
+	without, with := held(false), held(true)
+	if with < 3*logits || without < 2*logits || without >= 3*logits {
 		t.Errorf("logits and loss hold %v with the copy and %v without, expected three and two times %v", with,
 			without, ledger.Bytes(logits))
 	}
