@@ -27,8 +27,8 @@ func TestCopyOfLogits(t *testing.T) {
 		}
 		return most
 	}
-	// What the loss has saved, the fp32 logits that accelerate returns, and DDP's copy of them. Without the copy, logits
-	// in bf16 and the two others are the most.
+	// What the loss has saved, the fp32 logits that accelerate returns, and DDP's copy of them. Without the copy, most
+	// are the logits in bf16 and the two others.
 	const logits = 4 * 1024 * 50257 * 4
 	without, with := held(false), held(true)
 	if with < 3*logits || without < 2*logits || without >= 3*logits {
