@@ -27,57 +27,12 @@ type roles struct {
 
 func (r roles) assign() Rank {
 	part := Rank{}
-	reason := func(format string, values ...any) {
-		part.Reasons = append(part.Reasons, fmt.Sprintf(format, values...))
-	}
 	budget := min(len(r.cores), r.threads)
 	if budget < len(r.cores) {
-		reason("the CPU quota of %.4g (%s) is enough for %s", r.host.Quota, r.host.QuotaFrom,
+		part.reason("the CPU quota of %.4g (%s) is enough for %s", r.host.Quota, r.host.QuotaFrom,
 			ledger.Plural(budget, "core"))
 	}
-	want := r.share.Cores
-	if r.share.Fraction > 0 {
-		want = int(math.Round(r.share.Fraction * float64(budget)))
-	}
-	var trainer, optimizer []*core
-	switch {
-	case r.share == TrainerShare{}:
-		optimizer = spread(r.cores, budget)
-	case r.share.Fraction == 1:
-		trainer, part.OMPNumThreads = r.cores, r.team(budget)
-		reason("no optimizer beside the trainer: all cores are the trainer's")
-		if part.OMPNumThreads < budget {
-			reason("%s for the trainer, one for each fast core: OpenMP waits for its slowest thread",
-				ledger.Plural(part.OMPNumThreads, "OpenMP thread"))
-		}
-	case len(r.cores) == 1:
-		trainer, optimizer = r.cores, r.cores
-		part.Shared, part.OMPNumThreads = true, 1
-		reason("one core for two roles: trainer and optimizer share it")
-	default:
-		// Each role gets a core, even where the quota is for one.
-		budget = max(budget, 2)
-		number := min(max(want, 1), budget-1)
-		if number < r.share.Cores {
-			reason("%s asked for the trainer, %d given: the optimizer needs one", ledger.Plural(want, "core"), number)
-		}
-		if r.share.Fraction > 0 {
-			number = r.team(number)
-		}
-		trainer = r.nearest(number)
-		if slower := slowerThanFirst(trainer); slower > 0 {
-			reason("%d of the trainer's cores are slower than its others, as there are too few fast ones; its OpenMP "+
-				"threads wait for them", slower)
-		} else if slowerThanFirst(r.byKind()) > 0 {
-			reason("the trainer has cores of one speed, as its OpenMP threads wait for the slowest; the " +
-				"optimizer's workers do not wait")
-		}
-		rest := slices.DeleteFunc(slices.Clone(r.cores), func(c *core) bool { return slices.Contains(trainer, c) })
-		optimizer = spread(rest, budget-number)
-		part.OMPNumThreads = number
-		reason("%s for the trainer (%s asked for), %s for the optimizer", ledger.Plural(number, "core"), r.share,
-			ledger.Plural(len(optimizer), "core"))
-	}
+	trainer, optimizer := r.divide(&part, budget)
 	halves := 0
 	for _, c := range append(slices.Clone(trainer), optimizer...) {
 		if !c.whole {
@@ -85,23 +40,12 @@ func (r roles) assign() Rank {
 		}
 	}
 	if halves > 0 {
-		reason("of %s only some hardware threads are usable; another process may run on the others",
+		part.reason("of %s only some hardware threads are usable; another process may run on the others",
 			ledger.Plural(halves, "core"))
 	}
-	var trainerCPUs, optimizerCPUs []int
-	for _, c := range trainer {
-		if r.oneThread {
-			trainerCPUs = append(trainerCPUs, c.first)
-		} else {
-			trainerCPUs = append(trainerCPUs, c.Usable.UnsortedList()...)
-		}
-	}
-	for _, c := range optimizer {
-		optimizerCPUs = append(optimizerCPUs, c.first)
-	}
-	part.TrainerCPUs, part.OptimizerCPUs = cpuset.New(trainerCPUs...), cpuset.New(optimizerCPUs...)
+	part.TrainerCPUs, part.OptimizerCPUs = r.cpusOfTrainer(trainer), firstCPUs(optimizer)
 	if isolated := part.TrainerCPUs.Intersection(r.host.Isolated); isolated.Size() > 1 {
-		reason("CPUs %s are isolated: the kernel moves no thread between them, so the program "+
+		part.reason("CPUs %s are isolated: the kernel moves no thread between them, so the program "+
 			"has to bind its threads itself", isolated)
 	}
 	part.NUMANodes = r.memoryNodes(optimizer)
@@ -110,8 +54,80 @@ func (r roles) assign() Rank {
 	}
 	policy, why := r.memoryPolicy(part.NUMANodes)
 	part.MemoryPolicy = policy
-	reason("%s", why)
+	part.reason("%s", why)
 	return part
+}
+
+// reason says why a part is as it is.
+func (part *Rank) reason(format string, values ...any) {
+	part.Reasons = append(part.Reasons, fmt.Sprintf(format, values...))
+}
+
+// divide returns the cores of each role, of which as many as the budget run at a time.
+func (r roles) divide(part *Rank, budget int) (trainer, optimizer []*core) {
+	switch {
+	case r.share == TrainerShare{}:
+		return nil, spread(r.cores, budget)
+	case r.share.Fraction == 1:
+		part.OMPNumThreads = r.team(budget)
+		part.reason("no optimizer beside the trainer: all cores are the trainer's")
+		if part.OMPNumThreads < budget {
+			part.reason("%s for the trainer, one for each fast core: OpenMP waits for its slowest thread",
+				ledger.Plural(part.OMPNumThreads, "OpenMP thread"))
+		}
+		return r.cores, nil
+	case len(r.cores) == 1:
+		part.Shared, part.OMPNumThreads = true, 1
+		part.reason("one core for two roles: trainer and optimizer share it")
+		return r.cores, r.cores
+	}
+	want := r.share.Cores
+	if r.share.Fraction > 0 {
+		want = int(math.Round(r.share.Fraction * float64(budget)))
+	}
+	// Each role gets a core, even where the quota is for one.
+	budget = max(budget, 2)
+	number := min(max(want, 1), budget-1)
+	if number < r.share.Cores {
+		part.reason("%s asked for the trainer, %d given: the optimizer needs one", ledger.Plural(want, "core"), number)
+	}
+	if r.share.Fraction > 0 {
+		number = r.team(number)
+	}
+	trainer = r.nearest(number)
+	if slower := slowerThanFirst(trainer); slower > 0 {
+		part.reason("%d of the trainer's cores are slower than its others, as there are too few fast ones; its OpenMP "+
+			"threads wait for them", slower)
+	} else if slowerThanFirst(r.byKind()) > 0 {
+		part.reason("the trainer has cores of one speed, as its OpenMP threads wait for the slowest; the " +
+			"optimizer's workers do not wait")
+	}
+	rest := slices.DeleteFunc(slices.Clone(r.cores), func(c *core) bool { return slices.Contains(trainer, c) })
+	optimizer = spread(rest, budget-number)
+	part.OMPNumThreads = number
+	part.reason("%s for the trainer (%s asked for), %s for the optimizer", ledger.Plural(number, "core"), r.share,
+		ledger.Plural(len(optimizer), "core"))
+	return trainer, optimizer
+}
+
+// cpusOfTrainer returns all hardware threads of cores, or one of each if the trainer uses one.
+func (r roles) cpusOfTrainer(cores []*core) cpuset.CPUSet {
+	if r.oneThread {
+		return firstCPUs(cores)
+	}
+	var cpus []int
+	for _, c := range cores {
+		cpus = append(cpus, c.Usable.UnsortedList()...)
+	}
+	return cpuset.New(cpus...)
+}
+
+func firstCPUs(cores []*core) cpuset.CPUSet {
+	var cpus []int
+	for _, c := range cores {
+		cpus = append(cpus, c.first)
+	}
+	return cpuset.New(cpus...)
 }
 
 // team returns how many of at most that many threads do the most work together. All threads wait for the slowest, as

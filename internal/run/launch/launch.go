@@ -293,94 +293,36 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 	changes := make(chan os.Signal, 1) // tells that a process ended or stopped
 	signal.Notify(changes, syscall.SIGCHLD)
 	defer signal.Stop(changes)
-	var deadline <-chan time.Time
-	asked := false // the ranks were asked to end
-	overdue := false
-	// A rank that ends by one of these signals was meant to end. A single rank gets the
-	// terminal's signals directly; the others are passed on.
-	wanted := []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP}
-	// A rank gets SIGTERM once. Programs save at the first one; a second one would end
-	// most of them while they save.
-	all := func(s syscall.Signal) (signalled int) {
-		for _, p := range processes {
-			if p.ended || s == syscall.SIGTERM && p.asked {
-				continue
-			}
-			p.asked = p.asked || s == syscall.SIGTERM
-			p.signal(s)
-			signalled++
-		}
-		return signalled
-	}
-	ask := func(s syscall.Signal) (signalled int) {
-		asked = true
-		if deadline == nil {
-			deadline = time.After(j.Grace)
-		}
-		return all(s)
-	}
-	alone := func(do func(*process)) { // for a rank that may have the terminal
-		if len(processes) == 1 && len(j.Ranks) == 1 && !processes[0].ended {
-			do(processes[0])
-		}
-	}
+	w := &watched{Job: j, processes: processes, running: len(processes),
+		wanted: []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP}}
 	if stop {
-		ask(syscall.SIGTERM)
+		w.ask(syscall.SIGTERM)
 	}
-	alone(j.suspend) // if the rank stopped before changes was set up
+	w.alone(j.suspend) // if the rank stopped before changes was set up
 	pause := time.Second
 	proving := time.NewTimer(pause)
 	defer proving.Stop()
 	lost := j.lost
-	for running := len(processes); running > 0; {
+	for w.running > 0 {
 		select {
 		case <-lost:
 			lost = nil
 			j.Logf("plimsoll run was killed, and its ranks with it")
-			all(syscall.SIGKILL)
+			w.signal(syscall.SIGKILL)
 		case s := <-signals:
 			if s == syscall.SIGCONT {
-				alone(j.resume)
+				w.alone(j.resume)
 				break
 			}
-			wanted = append(wanted, s.(syscall.Signal))
-			pass := all
-			if s == syscall.SIGINT || s == syscall.SIGTERM {
-				byUser, pass = true, ask
-			}
-			switch signalled := pass(s.(syscall.Signal)); {
-			case signalled > 0:
-				j.Logf("%v: passed on to %s", s, ranks(signalled))
-			case running > 0:
-				j.Logf("%v: not passed on again, as a second signal could end a rank that is saving its state", s)
-			}
+			w.pass(s.(syscall.Signal))
 		case <-changes:
-			alone(j.suspend)
+			w.alone(j.suspend)
 		case e := <-ends:
-			e.process.ended, e.overdue = true, overdue
-			j.relay.rankEnded(e)
-			running--
-			if e.code == 0 && e.signal == 0 {
-				break
-			}
-			switch {
-			case asked:
-			case running > 0:
-				j.Logf("%v; sending SIGTERM to the %s", e, others(running))
-			default:
-				j.Logf("%v", e)
-			}
-			if first == nil {
-				first = &e
-				byUser = byUser || slices.Contains(wanted, e.signal)
-				if !asked {
-					ask(syscall.SIGTERM)
-				}
-			}
-		case <-deadline:
-			j.Logf("%s did not end within %v; sending SIGKILL", ledger.Plural(running, "rank"), j.Grace)
-			overdue = true
-			all(syscall.SIGKILL)
+			w.ended(&e)
+		case <-w.deadline:
+			j.Logf("%s did not end within %v; sending SIGKILL", ledger.Plural(w.running, "rank"), j.Grace)
+			w.overdue = true
+			w.signal(syscall.SIGKILL)
 		case <-proving.C:
 			for _, p := range processes {
 				if !p.ended {
@@ -391,7 +333,92 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 			proving.Reset(pause)
 		}
 	}
-	return first, byUser
+	return w.first, w.byUser
+}
+
+// watched are the ranks of a job that are watched, and what has happened to them.
+type watched struct {
+	*Job
+	processes []*process
+	running   int
+	asked     bool             // the ranks were asked to end
+	deadline  <-chan time.Time // by when those that were asked must have ended
+	overdue   bool
+	first     *end
+	byUser    bool
+	// A rank that ends by one of the wanted signals was meant to end. A single rank gets the
+	// terminal's signals directly; the others are passed on.
+	wanted []syscall.Signal
+}
+
+// signal sends a signal to all ranks, and returns to how many. A rank gets SIGTERM once. Programs save at the first
+// one; a second one would end most of them while they save.
+func (w *watched) signal(s syscall.Signal) (signalled int) {
+	for _, p := range w.processes {
+		if p.ended || s == syscall.SIGTERM && p.asked {
+			continue
+		}
+		p.asked = p.asked || s == syscall.SIGTERM
+		p.signal(s)
+		signalled++
+	}
+	return signalled
+}
+
+// ask sends a signal that asks all ranks to end.
+func (w *watched) ask(s syscall.Signal) (signalled int) {
+	w.asked = true
+	if w.deadline == nil {
+		w.deadline = time.After(w.Grace)
+	}
+	return w.signal(s)
+}
+
+// alone does something with a rank that may have the terminal.
+func (w *watched) alone(do func(*process)) {
+	if len(w.processes) == 1 && len(w.Ranks) == 1 && !w.processes[0].ended {
+		do(w.processes[0])
+	}
+}
+
+// pass passes a signal on to the ranks.
+func (w *watched) pass(s syscall.Signal) {
+	w.wanted = append(w.wanted, s)
+	pass := w.signal
+	if s == syscall.SIGINT || s == syscall.SIGTERM {
+		w.byUser, pass = true, w.ask
+	}
+	switch signalled := pass(s); {
+	case signalled > 0:
+		w.Logf("%v: passed on to %s", s, ranks(signalled))
+	case w.running > 0:
+		w.Logf("%v: not passed on again, as a second signal could end a rank that is saving its state", s)
+	}
+}
+
+// ended is a rank that has ended. The others are asked to end with the first that failed.
+func (w *watched) ended(e *end) {
+	e.process.ended, e.overdue = true, w.overdue
+	w.relay.rankEnded(*e)
+	w.running--
+	if e.code == 0 && e.signal == 0 {
+		return
+	}
+	switch {
+	case w.asked:
+	case w.running > 0:
+		w.Logf("%v; sending SIGTERM to the %s", *e, others(w.running))
+	default:
+		w.Logf("%v", *e)
+	}
+	if w.first != nil {
+		return
+	}
+	w.first = e
+	w.byUser = w.byUser || slices.Contains(w.wanted, e.signal)
+	if !w.asked {
+		w.ask(syscall.SIGTERM)
+	}
 }
 
 func ranks(n int) string { return ledger.Plural(n, "rank") }

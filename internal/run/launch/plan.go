@@ -65,35 +65,16 @@ type Launch struct {
 
 // NewLaunch decides what each rank gets. The environment is a list of NAME=VALUE.
 func NewLaunch(h *host.Host, r Request, environment []string) (*Launch, error) {
-	lookup := func(name string) (string, bool) {
-		for _, entry := range slices.Backward(environment) {
-			if value, ok := strings.CutPrefix(entry, name+"="); ok {
-				return value, true
-			}
-		}
-		return "", false
-	}
+	lookup := lookupIn(environment)
 	if len(r.Command) == 0 {
 		return nil, fault.Inputf("there is no command to run").WithHint("plimsoll run --nproc 2 -- python train.py")
 	}
 	if r.Ranks < 0 {
 		return nil, fault.Inputf("--nproc is %d: expected 1 or more", r.Ranks)
 	}
-	placement, err := FindPlacement(lookup)
+	placement, peers, err := r.place(h, lookup)
 	if err != nil {
 		return nil, err
-	}
-	if placement != nil && placement.WorldSize == 1 && r.Ranks > 1 {
-		placement = nil // the only process of its job starts the ranks itself
-	}
-	var peers []Peer
-	if placement != nil && r.Peers != nil && (placement.Masks == nil || visibleGPUs(h, lookup).variable != "") {
-		peers = r.Peers(placement, lookup)
-	}
-	if placement != nil && placement.Masks == nil {
-		for _, peer := range peers {
-			placement.Masks = append(placement.Masks, peer.Mask)
-		}
 	}
 	p := &Launch{Placement: placement, copyOutput: r.CopyOutput, trainerCores: r.TrainerCores,
 		Split: fmt.Sprintf("the program has %v of each rank's cores", r.Binding.TrainerCores)}
@@ -109,25 +90,8 @@ func NewLaunch(h *host.Host, r Request, environment []string) (*Launch, error) {
 	if r.Binding.GPUs == nil {
 		p.findGPUs(h, &r.Binding, max(1, r.Ranks), peers, lookup)
 	}
-	switch {
-	case placement != nil && r.Ranks > 1:
-		return nil, fault.Inputf("--nproc is %d, but %s has started this process as rank %d of %d", r.Ranks,
-			placement.Launcher, placement.Rank, placement.WorldSize).
-			WithHint("leave --nproc out, and have " + placement.Launcher + " start the ranks")
-	case inner != "" && r.Ranks > 1:
-		return nil, fault.Inputf("--nproc is %d, but %s starts ranks itself", r.Ranks, inner).
-			WithHint("give the number of ranks to " + inner + " alone")
-	case placement != nil:
-		err = p.takePlace(h, r.Binding)
-	default:
-		err = p.divide(h, r.Binding, max(1, r.Ranks), 0)
-	}
-	if err != nil {
+	if err := p.bind(h, r, inner); err != nil {
 		return nil, err
-	}
-	if slices.ContainsFunc(p.Bound, func(r binding.Rank) bool { return r.TrainerCPUs.IsEmpty() }) {
-		return nil, fault.Inputf("--trainer-cores %v leaves no CPU to the program", r.Binding.TrainerCores).
-			WithHint("give the trainer a core or more, or leave --trainer-cores out")
 	}
 	port := ""
 	if inner == "" {
@@ -135,12 +99,7 @@ func NewLaunch(h *host.Host, r Request, environment []string) (*Launch, error) {
 			return nil, err
 		}
 	} else {
-		p.Notes = append(p.Notes, fmt.Sprintf("%s starts the ranks: they share these CPUs, and get their "+
-			"variables from it", inner))
-		if _, set := lookup(threadsVariable); !set && slices.Contains(torchruns, inner) {
-			p.Notes = append(p.Notes, fmt.Sprintf("with several ranks, %s sets %s=1 unless it is set; set it to %d "+
-				"divided by the number of ranks", inner, threadsVariable, p.Bound[0].OMPNumThreads))
-		}
+		p.noteInner(inner, lookup)
 	}
 	ownThreads := p.torchrunSetThreads(r, lookup)
 	for i, bound := range p.Bound {
@@ -156,6 +115,74 @@ func NewLaunch(h *host.Host, r Request, environment []string) (*Launch, error) {
 		p.Ranks, p.Variables = append(p.Ranks, rank), append(p.Variables, variables)
 	}
 	return p, nil
+}
+
+// lookupIn looks variables up as a program would: the last value counts.
+func lookupIn(environment []string) func(string) (string, bool) {
+	return func(name string) (string, bool) {
+		for _, entry := range slices.Backward(environment) {
+			if value, ok := strings.CutPrefix(entry, name+"="); ok {
+				return value, true
+			}
+		}
+		return "", false
+	}
+}
+
+// place finds out which rank a launcher has started this process as, nil for none, and which are beside it.
+func (r Request) place(h *host.Host, lookup func(string) (string, bool)) (*Placement, []Peer, error) {
+	placement, err := FindPlacement(lookup)
+	if err != nil || placement == nil {
+		return nil, nil, err
+	}
+	if placement.WorldSize == 1 && r.Ranks > 1 {
+		return nil, nil, nil // the only process of its job starts the ranks itself
+	}
+	var peers []Peer
+	if r.Peers != nil && (placement.Masks == nil || visibleGPUs(h, lookup).variable != "") {
+		peers = r.Peers(placement, lookup)
+	}
+	if placement.Masks == nil {
+		for _, peer := range peers {
+			placement.Masks = append(placement.Masks, peer.Mask)
+		}
+	}
+	return placement, peers, nil
+}
+
+// bind gives each rank its cores. inner is a launcher in the command, "" for none.
+func (p *Launch) bind(h *host.Host, r Request, inner string) (err error) {
+	switch {
+	case p.Placement != nil && r.Ranks > 1:
+		return fault.Inputf("--nproc is %d, but %s has started this process as rank %d of %d", r.Ranks,
+			p.Placement.Launcher, p.Placement.Rank, p.Placement.WorldSize).
+			WithHint("leave --nproc out, and have " + p.Placement.Launcher + " start the ranks")
+	case inner != "" && r.Ranks > 1:
+		return fault.Inputf("--nproc is %d, but %s starts ranks itself", r.Ranks, inner).
+			WithHint("give the number of ranks to " + inner + " alone")
+	case p.Placement != nil:
+		err = p.takePlace(h, r.Binding)
+	default:
+		err = p.divide(h, r.Binding, max(1, r.Ranks), 0)
+	}
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(p.Bound, func(r binding.Rank) bool { return r.TrainerCPUs.IsEmpty() }) {
+		return fault.Inputf("--trainer-cores %v leaves no CPU to the program", r.Binding.TrainerCores).
+			WithHint("give the trainer a core or more, or leave --trainer-cores out")
+	}
+	return nil
+}
+
+// noteInner says what a launcher in the command does, which starts the ranks.
+func (p *Launch) noteInner(inner string, lookup func(string) (string, bool)) {
+	p.Notes = append(p.Notes, fmt.Sprintf("%s starts the ranks: they share these CPUs, and get their "+
+		"variables from it", inner))
+	if _, set := lookup(threadsVariable); !set && slices.Contains(torchruns, inner) {
+		p.Notes = append(p.Notes, fmt.Sprintf("with several ranks, %s sets %s=1 unless it is set; set it to %d "+
+			"divided by the number of ranks", inner, threadsVariable, p.Bound[0].OMPNumThreads))
+	}
 }
 
 // StateCPUs returns the CPUs of the optimizer service: those that the ranks started
