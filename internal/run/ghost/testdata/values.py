@@ -33,6 +33,11 @@ assert torch.isfinite(unknown) and not unknown.isnan() and abs(unknown.item()) <
 assert torch.isfinite(torch.randn(1 << 24, device=cuda)).all() and not torch.isnan(torch.randn(1 << 24, device=cuda)).any()
 stale = torch.ones(1 << 10, dtype=torch.bool, device=cuda)
 del stale
+matrices = torch.randn(3, 8, 8, device=cuda)
+stale = torch.full((1 << 10,), 7, device=cuda)  # what an operation said of a matrix
+del stale
+for made in (torch.linalg.solve(matrices, matrices), torch.linalg.inv(matrices[0]), torch.linalg.cholesky(matrices)):
+    assert made.shape[-2:] == (8, 8), "matrices of unknown numbers are regular"
 chances = torch.randn(4, 1000, device=cuda).softmax(-1)
 assert torch.multinomial(chances, 1).shape == (4, 1) and chances.multinomial(3).shape == (4, 3), "nobody has computed chances"
 with torch.inference_mode():

@@ -299,6 +299,8 @@ def _usual_numbers(torch: Any, library: Any, write: Callable[..., Any]) -> None:
 
     if hasattr(torch.library, "get_kernel"):
         library.impl("_local_scalar_dense", read, "CUDA")
+    # Matrices of such numbers have inverses and factors. What an operation says of them is a number that nobody has computed.
+    library.impl("_linalg_check_errors", lambda said, name, *, is_matrix: None, "CUDA")
 
 
 def _read_unsigned(torch: Any) -> None:
