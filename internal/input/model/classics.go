@@ -213,6 +213,8 @@ func bloom(s scope) {
 			Width:         width,
 			ValueWidth:    width,
 			Biased:        true,
+			WideSoftmax:   true,
+			NoSDPA:        true,
 			Dropout:       s.shareOr(0, "attention_dropout"),
 		}
 		b.Attention.Fused = block.linear("self_attention.query_key_value", hidden, 3*hidden, true)

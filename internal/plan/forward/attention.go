@@ -196,7 +196,7 @@ func (p *pass) split(x *autograd.Tensor, widths ...int64) []*autograd.Tensor {
 // rotated applies rotary positions to queries and keys.
 func (p *pass) rotated(a *model.Attention, q, k *autograd.Tensor) (_, _ *autograd.Tensor) {
 	angles := p.angles
-	if a.OwnAngles {
+	if a.OwnAngles && !p.SharedAttention {
 		t := q.DType
 		if a.WideRotary || p.Autocast != dtype.Invalid {
 			t = dtype.F32
@@ -246,7 +246,7 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 		groups = max(groups, p.Parallel.Context) // ranks beyond the heads of keys have copies
 	}
 	if p.Attention == Eager || a.Biased && !biased || a.Soft ||
-		(a.Sinks != "" || a.NoSDPA) && p.Attention == SDPA {
+		(a.Sinks != "" || a.NoSDPA && !p.SharedAttention) && p.Attention == SDPA {
 		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
 		return p.scores(a, q, k, v)
 	}
@@ -298,11 +298,12 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	}
 	r := p.Do(o)
 	p.Drop(r[1])
-	// The memory-efficient kernel stores its output by token. The flash kernel stores
+	// The memory-efficient kernel stores its output by token. The flash kernel and cuDNN's store
 	// it as the queries are stored.
-	efficient := p.Attention == SDPA && (masked || p.mask != nil || biased || a.Width != a.ValueWidth ||
-		compute == dtype.F32)
-	byHead := a.Joined || a.ByHead || contiguous || p.Parallel.DeepSpeedUlysses && p.Attention == SDPA
+	efficient := p.Attention == SDPA && !p.usesCuDNN(a, compute) && (masked || p.mask != nil || biased ||
+		a.Width != a.ValueWidth || compute == dtype.F32)
+	byHead := a.Joined && !p.SharedAttention || a.ByHead || contiguous ||
+		p.Parallel.DeepSpeedUlysses && p.Attention == SDPA
 	if p.Parallel.Ulysses {
 		return p.exchanged(r[0])
 	}
@@ -310,6 +311,14 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 		return p.follow(r[0], p.unary(r[0], compute, saveNothing))
 	}
 	return r[0]
+}
+
+// usesCuDNN is whether scaled dot product attention is cuDNN's. The widths of heads are those that PyTorch 2.15 gives
+// to it on a GPU of capability 9.0 or 10.0.
+func (p *pass) usesCuDNN(a *model.Attention, compute dtype.Type) bool {
+	width, of := a.Width, a.ValueWidth
+	fits := width <= 128 && of <= 128 || width == 192 && of == 128 || width == 256 && of == 256
+	return p.PrefersCuDNN && compute != dtype.F32 && a.Dropout == 0 && fits && width%8 == 0 && of%8 == 0
 }
 
 // exchanged is the all-to-all of Ulysses (SeqAllToAll4D): what a rank sends is copied together, and what it gets is put
@@ -380,17 +389,20 @@ func (p *pass) scores(a *model.Attention, q, k, v *autograd.Tensor) *autograd.Te
 	if a.WideSoftmax && a.Sinks == "" {
 		result = dtype.F32
 	}
+	before := x
 	if a.Sinks != "" { // the program holds the scores until it returns
-		before := x
 		x = p.withSinks(a, x, rows)
 		defer p.Drop(x)
 		x = p.softmax(x, result)
 		p.Drop(before)
 	} else {
-		x = p.follow(x, p.softmax(x, result))
+		x = p.softmax(x, result)
 	}
 	if result != q.DType {
 		x = p.follow(x, p.cast(x, q.DType))
+	}
+	if a.Sinks == "" { // the name stands for the scores until it stands for what was made of them
+		p.Drop(before)
 	}
 	x = p.dropout(x, a.Dropout)
 	leave()

@@ -99,7 +99,11 @@ func (p *pass) activate(name string, x *autograd.Tensor) *autograd.Tensor {
 			positive := p.unary(x, x.DType, saveOutput)
 			return p.unary(positive, positive.DType, saveInput)
 		})
-	case "gelu_new", "gelu_fast", "bloom_gelu":
+	case "bloom_gelu": // a Function with formulas of its own for both passes, which saves its input
+		return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x},
+			Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}},
+			Scratch: 2 * x.Bytes(), BackwardScratch: 4 * x.Bytes()})[0]
+	case "gelu_new", "gelu_fast":
 		// 0.5 x (1 + tanh(...)): the power saves x, which autocast casts for it, tanh its
 		// result, and the last product both of its factors.
 		return p.Scope(func() *autograd.Tensor {

@@ -129,6 +129,9 @@ type AttentionForm struct {
 	// SharesWindow means that one tensor holds the mask of the window for all blocks, in the type of the weights:
 	// transformers before 4.53, whose models with a window have it in every block.
 	SharesWindow bool
+	// SharedAttention means that a model whose attention was its own has that of all models: GPT-J since transformers
+	// 5.24.
+	SharedAttention bool
 	// ClampsScores takes the maximum of masked scores and the least number of their type, in eager attention. It saves
 	// the scores once more.
 	ClampsScores bool
@@ -168,13 +171,16 @@ type Kernels struct {
 	QAT *FakeQuantization
 }
 
-// GPU says how much memory kernels work in. It is zero on a CPU.
+// GPU says which kernels a GPU has, and how much memory they work in. It is zero on a CPU.
 type GPU struct {
 	// ProductWorkspace are the bytes that cuBLAS gets for each product: torch since 2.15. It is 0 where every handle
 	// keeps its own.
 	ProductWorkspace int64
 	// Processors are the multiprocessors, and Threads those that each of them runs at a time.
 	Processors, Threads int64
+	// PrefersCuDNN means that scaled dot product attention is cuDNN's where that can do it
+	// (check_prefer_cudnn_attention in sdp_utils.cpp of PyTorch).
+	PrefersCuDNN bool
 }
 
 // LossForm says what is made of the logits, and what the outputs of the model hold.

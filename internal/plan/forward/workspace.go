@@ -20,7 +20,9 @@ func (p *pass) works(o *autograd.Operation, columns int64) {
 		o.GradientWorkspaces[i] = product
 	}
 	if columns > 0 && len(o.Inputs) > 2 {
-		o.Workspace.Bytes = min(addedWorkspace, p.ProductWorkspace)
+		if columns > 1 { // torch gives no single column to cuBLASLt
+			o.Workspace.Bytes = min(addedWorkspace, p.ProductWorkspace)
+		}
 		o.GradientWorkspaces[2] = p.columnSums(o.Outputs[0].Elements/columns, columns)
 	}
 }

@@ -83,7 +83,7 @@ func (r *resolver) namedAttention() contradiction {
 	for _, b := range j.Model.Network.Blocks() {
 		flash = flash || b.Attention.NoFlash
 		// Gemma 2's limit of the scores: seen in transformers 5.23.
-		found = found || b.Attention.Sinks != "" || b.Attention.NoSDPA ||
+		found = found || b.Attention.Sinks != "" || b.Attention.NoSDPA && !j.SharedAttention ||
 			b.Attention.Soft && j.Versions.Transformers.AtLeast(5, 23, 0)
 	}
 	if flash && j.Attention == forward.Flash {

@@ -11,8 +11,7 @@ import (
 )
 
 // TestOrthogonalized compares the temporaries of a matrix with what a dispatch mode saw torch.optim.Muon allocate for
-// it (Tracker in scripts/measure/train.py, torch 2.15). The mode also counts the momentum and the parameters, which
-// change in place.
+// it (torch 2.15). The mode also counts the momentum and the parameters, which change in place.
 func TestOrthogonalized(t *testing.T) {
 	for _, test := range []struct {
 		rows, columns int64

@@ -223,7 +223,7 @@ const (
 	litgptModules       = "litgpt"
 )
 
-// kernelsOf returns what kernels work in.
+// kernelsOf returns which kernels the GPU has, and what they work in.
 func (j *Job) kernelsOf() forward.GPU {
 	if j.OnCPU {
 		return forward.GPU{}
@@ -232,6 +232,8 @@ func (j *Job) kernelsOf() forward.GPU {
 	if j.Versions.Torch.AtLeast(2, 15, 0) {
 		of.ProductWorkspace = int64(j.GPU.Workspace())
 	}
+	// The wheels of 2.11 are the first with a cuDNN that PyTorch prefers (huggingface/transformers pull request 48163).
+	of.PrefersCuDNN = (j.GPU.Capability == 90 || j.GPU.Capability == 100) && j.Versions.Torch.AtLeast(2, 11, 0)
 	return of
 }
 
@@ -275,10 +277,12 @@ func (j *Job) settleAttention() {
 	j.ContiguousHeads = of && v.Transformers.AtLeast(4, 48, 0) && !v.Transformers.AtLeast(4, 56, 0)
 	// _update_causal_mask made one mask. Since masking_utils.py every block converts a mask of booleans.
 	j.SharesWindow = of && !v.Transformers.AtLeast(4, 53, 0)
-	j.ClampsScores = false
+	j.ClampsScores, j.SharedAttention = false, false
 	switch j.Model.Type {
 	case "llama":
 		j.ClampsScores = of && v.Transformers.AtLeast(4, 28, 0) && !v.Transformers.AtLeast(4, 31, 0)
+	case "gptj":
+		j.SharedAttention = of && v.Transformers.AtLeast(5, 24, 0)
 	case "opt":
 		j.ClampsScores = of && !v.Transformers.AtLeast(4, 49, 0)
 	}
