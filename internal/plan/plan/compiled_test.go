@@ -50,8 +50,9 @@ func TestCompiledAgainstPyTorch(t *testing.T) {
 				measured := torchtest.Answer[struct {
 					Torch, Transformers string
 					Saved               []int64
-				}](t, imported, "../../../scripts/measure/compiled.py", "--config", path(2), "--layers", "2", "3",
-					"--precision", precision)
+				}](t, torchtest.Forked("torch", "transformers.models.llama.modeling_llama"),
+					"../../../scripts/measure/compiled.py", "--config", path(2), "--layers", "2", "3", "--precision",
+					precision)
 				request := func(layers int) job.Request {
 					return job.Request{Model: path(layers), Sequence: 256, Compile: true, Precision: precision,
 						Torch: measured.Torch, Transformers: measured.Transformers}
@@ -66,8 +67,8 @@ func TestCompiledAgainstPyTorch(t *testing.T) {
 }
 
 // TestAttentionOfReleases compares what a layer keeps with real releases of
-// transformers. The figures are of scripts/measure/train.py with torch 2.15,
-// --config llama-3.1-8b.json --seq-len 512 --attention-mask, three layers less two.
+// transformers. The figures are of torch 2.15 and llama-3.1-8b with 512
+// tokens and an attention mask, three layers less two.
 func TestAttentionOfReleases(t *testing.T) {
 	file := filestest.InNewFolder(t)
 	request := func(layers int, transformers string) job.Request {

@@ -1,6 +1,8 @@
 package plan
 
 import (
+	"encoding/json"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -128,6 +130,24 @@ func jobs(t *testing.T) map[string]job.Request {
 }
 
 // planned returns the plan of a request.
+// shallow returns the path of a config.json: that of a model of the catalog, with some layers of it.
+func shallow(t *testing.T, name string, layers int) string {
+	t.Helper()
+	text, err := os.ReadFile("../../input/model/catalog/" + name + ".json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config map[string]any
+	if err := json.Unmarshal(text, &config); err != nil {
+		t.Fatal(err)
+	}
+	config["num_hidden_layers"] = layers
+	if text, err = json.Marshal(config); err != nil {
+		t.Fatal(err)
+	}
+	return filestest.InNewFolder(t)("config.json", string(text))
+}
+
 func planned(t testing.TB, q job.Request) *Plan {
 	t.Helper()
 	j, err := q.Resolve()

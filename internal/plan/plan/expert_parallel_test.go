@@ -15,7 +15,7 @@ import (
 // experts as modules of their own, which PEFT adapts one by one.
 func TestExpertsAreSharedOnce(t *testing.T) {
 	lora := filestest.InNewFolder(t)("lora.json", `{"peft_type": "LORA", "r": 8, "target_modules": "all-linear"}`)
-	mixture := shallow(t, "qwen3-30b-a3b", 4, nil)
+	mixture := shallow(t, "qwen3-30b-a3b", 4)
 	for name, q := range map[string]job.Request{
 		"fused":          {Model: mixture},
 		"apart":          {Model: mixture, Transformers: "4.57.0"},

@@ -1,60 +1,88 @@
-package plan
+//go:build linux
+
+package plan_test
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
-	"plimsoll/internal/base/files/filestest"
-	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/job"
 )
 
-// TestMultimodal compares plans of multimodal models with what PyTorch and transformers hold in the same training,
-// pass by pass. testdata/multimodal.py has measured it, and says what its cases are.
+const (
+	encoder = "vision_tower vision_model visual.patch_embed visual.blocks visual.pos_embed visual.deepstack " +
+		"visual.embeddings visual.post visual.downsample"
+	language = " language_model text_model lm_head image_newline"
+)
+
+// TestMultimodal compares plans of multimodal models with what PyTorch and transformers hold: with two images a
+// sequence, or one; with an encoder that is trained, or frozen, or everything but the projector; recomputed; and with
+// LoRA of the language model.
 func TestMultimodal(t *testing.T) {
-	text, err := os.ReadFile("testdata/multimodal.golden")
-	if err != nil {
-		t.Fatal(err)
-	}
 	one, two := 1, 2
-	cases := map[string]func(*job.Request){
-		"trained":           func(*job.Request) {},
-		"alone":             func(q *job.Request) { q.Images = &one },
-		"frozen":            func(q *job.Request) { q.Freeze = []string{"vision"} },
-		"projector":         func(q *job.Request) { q.Freeze = []string{"vision", "language"} },
-		"recomputed":        func(q *job.Request) { q.Recompute = "full" },
-		"frozen-recomputed": func(q *job.Request) { q.Recompute, q.Freeze = "full", []string{"vision"} },
-		"adapted": func(q *job.Request) {
-			q.Recompute, q.Adapter = "full", filestest.InNewFolder(t)("adapter_config.json", `{"peft_type": "LORA", `+
-				`"r": 8, "target_modules": ".*(language_model|text_model).*\\.(q_proj|v_proj|down_proj)"}`)
+	cases := map[string]func(*training){
+		"trained": func(*training) {},
+		"alone": func(c *training) {
+			c.options["images"], c.request.Images = one, &one
+		},
+		"frozen": func(c *training) {
+			c.options["frozen"], c.request.Freeze = strings.Fields(encoder), []string{"vision"}
+		},
+		"projector": func(c *training) {
+			c.options["frozen"] = strings.Fields(encoder + language)
+			c.request.Freeze = []string{"vision", "language"}
+		},
+		"recomputed": func(c *training) {
+			c.request.Recompute = "full"
+		},
+		"frozen-recomputed": func(c *training) {
+			c.options["frozen"], c.request.Freeze = strings.Fields(encoder), []string{"vision"}
+			c.request.Recompute = "full"
+		},
+		"adapted": func(c *training) {
+			c.request.Recompute = "full"
+			c.adapter = `{"peft_type": "LORA", "r": 8, ` +
+				`"target_modules": ".*(language_model|text_model).*\\.(q_proj|v_proj|down_proj)"}`
 		},
 	}
-	var torch, transformers string
-	for line := range strings.Lines(string(text)) {
-		if n, _ := fmt.Sscanf(line, "# torch %s transformers %s", &torch, &transformers); n == 2 {
-			continue
-		}
-		fields := strings.Fields(line)
-		q := job.Request{
-			Model:     filepath.Join("../../input/model/testdata/multimodal", fields[1]+".json"),
-			Precision: "bf16", MicroBatch: 2, Sequence: 256, Images: &two, ImageSize: fields[2],
-			Torch: strings.Split(torch, "+")[0], Transformers: transformers,
-		}
-		cases[fields[0]](&q)
-		var want []ledger.Bytes
-		for _, field := range fields[3:] {
-			var bytes ledger.Bytes
-			if _, err := fmt.Sscan(field, (*int64)(&bytes)); err != nil {
-				t.Fatal(err)
-			}
-			want = append(want, bytes)
-		}
-		if fields[1] == "paligemma2" {
-			q.Attention = "eager"
-		}
-		t.Run(fields[0]+" "+fields[1], func(t *testing.T) { compareArchitecture(t, q, want) })
+	// Other sizes of images than 112 by 112 pixels, by what names begin with.
+	sizes := map[string][2]int{"qwen3": {128, 192}, "qwen2": {112, 168}, "mistral3": {112, 140}, "pixtral": {112, 140},
+		"glm": {112, 168}, "llava-next": {50, 80}, "llava-onevision": {180, 400}}
+	paths, err := filepath.Glob("../../input/model/testdata/multimodal/*.json")
+	if err != nil || len(paths) == 0 {
+		t.Fatal(err)
 	}
+	var list []training
+	for _, path := range paths {
+		name := strings.TrimSuffix(filepath.Base(path), ".json")
+		kinds := []string{"trained"}
+		if slices.Contains([]string{"gemma3-vision", "llava", "qwen2.5-vl", "qwen3-vl", "qwen3.5", "llava-next",
+			"llama4-vision", "glm4v"}, name) {
+			kinds = append(kinds, "frozen", "projector", "recomputed", "frozen-recomputed", "adapted")
+		}
+		if strings.HasPrefix(name, "llava-") {
+			kinds = append(kinds, "alone")
+		}
+		size := [2]int{112, 112}
+		for prefix, other := range sizes {
+			if strings.HasPrefix(name, prefix) {
+				size = other
+			}
+		}
+		for _, kind := range kinds {
+			c := training{name: name + " " + kind, model: configOf(t, path), batch: 2, length: 256,
+				options: map[string]any{"images": two, "image_size": size},
+				request: job.Request{Precision: "bf16", Images: &two,
+					ImageSize: fmt.Sprintf("%dx%d", size[0], size[1])}}
+			if name == "paligemma2" { // Gemma 2 has no other
+				c.request.Attention = "eager"
+			}
+			cases[kind](&c)
+			list = append(list, c)
+		}
+	}
+	compare(t, list, nil)
 }

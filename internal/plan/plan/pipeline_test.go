@@ -1,67 +1,12 @@
 package plan
 
 import (
-	"fmt"
-	"math"
 	"strings"
 	"testing"
 
 	"plimsoll/internal/base/ledger"
-	"plimsoll/internal/base/torchtest"
 	"plimsoll/internal/plan/job"
 )
-
-// TestPipelineAgainstPyTorch compares plans of pipeline stages with torch.distributed.pipelining, which
-// scripts/measure/pipeline.py runs on tensors without memory.
-func TestPipelineAgainstPyTorch(t *testing.T) {
-	for _, c := range []struct {
-		schedule                      string
-		stages, stage, chunks, micros int
-		flags, recompute              string
-		tolerance                     float64
-	}{
-		{"1F1B", 4, 0, 1, 8, "", "none", 0.006},
-		{"1F1B", 4, 1, 1, 8, "--gradient-checkpointing", "full", 0.006},
-		{"1F1B", 4, 3, 1, 14, "", "none", 0.006}, // of which 6 are simulated
-		{"GPipe", 4, 3, 1, 4, "", "none", 0.006},
-		// The schedules of several chunks receive some micro batches before they run them.
-		{"Interleaved1F1B", 2, 1, 2, 16, "", "none", 0.03}, // of which 12 are simulated
-		{"LoopedBFS", 2, 0, 2, 4, "", "none", 0.006},
-		// The first of these divides backward passes without recomputation, the last one with it.
-		{"InterleavedZeroBubble", 2, 1, 2, 6, "", "none", 0.02},
-		{"ZBVZeroBubble", 2, 0, 2, 12, "", "none", 0.02}, // of which 8 are simulated
-		{"DualPipeV", 2, 1, 2, 6, "--gradient-checkpointing", "full", 0.02},
-	} {
-		t.Run(fmt.Sprintf("%s of %d, stage %d", c.schedule, c.stages, c.stage), func(t *testing.T) {
-			t.Parallel()
-			const layers, length = 5, 512
-			arguments := fmt.Sprintf("../../../scripts/measure/pipeline.py --config "+
-				"../../input/model/catalog/smollm2-135m.json --untied --layers %d --stages %d --stage %d "+
-				"--chunks %d --micros %d --schedule %s --seq-len %d %s",
-				layers, c.stages, c.stage, c.chunks, c.micros, c.schedule, length, c.flags)
-			m := torchtest.Answer[measurement](t, imported, strings.Fields(arguments)...)
-			planned := trial{config: "smollm2-135m", layers: layers, batch: 1, length: length, untied: true,
-				request: job.Request{GPUs: c.stages, PipelineParallel: c.stages, PipelineSchedule: c.schedule,
-					Accumulation: c.micros, Precision: "bf16", Recompute: c.recompute, Clip: new(float64)}}.
-				plan(t, m.Versions["torch"], m.Versions["transformers"])
-			for _, seen := range m.Phases[1:] {
-				iteration := map[int]ledger.Iteration{1: ledger.First, 2: ledger.Steady}[seen.Step]
-				var peak ledger.Bytes
-				for i := range planned.Devices[c.stage].Phases {
-					p := &planned.Devices[c.stage].Phases[i]
-					if p.Iteration == iteration && (p.Name == ledger.Step) == (seen.Phase == "step") {
-						most, _ := without(p, ledger.MatmulWorkspaces)
-						peak = max(peak, most)
-					}
-				}
-				if off := float64(peak)/float64(seen.Peak) - 1; math.Abs(off) > c.tolerance {
-					t.Errorf("%s of step %d: planned %v, measured %v: %.2f %% off", seen.Phase, seen.Step, peak,
-						seen.Peak, 100*off)
-				}
-			}
-		})
-	}
-}
 
 // TestStagesHoldTheModel: the stages of a pipeline have every parameter once.
 func TestStagesHoldTheModel(t *testing.T) {

@@ -19,9 +19,9 @@ import (
 // TestTensorParallelWidths plans blocks of every kind that tensor parallelism
 // shards. With more ranks, a rank holds less.
 func TestTensorParallelWidths(t *testing.T) {
-	for _, name := range []string{"llama-3.2-1b", shallow(t, "qwen3-next-80b-a3b", 4, nil), "deepseek-v2-lite",
-		shallow(t, "deepseek-v3", 4, nil), shallow(t, "qwen1.5-moe-a2.7b", 4, nil),
-		shallow(t, "mixtral-8x7b", 4, nil), "t5-small", "bert-large", "gpt2", shallow(t, "falcon-40b", 4, nil)} {
+	for _, name := range []string{"llama-3.2-1b", shallow(t, "qwen3-next-80b-a3b", 4), "deepseek-v2-lite",
+		shallow(t, "deepseek-v3", 4), shallow(t, "qwen1.5-moe-a2.7b", 4),
+		shallow(t, "mixtral-8x7b", 4), "t5-small", "bert-large", "gpt2", shallow(t, "falcon-40b", 4)} {
 		q := job.Request{Model: name, Precision: "bf16", FSDP: "2", GPUs: 8,
 			Modules: "torchtitan", Sequence: 384, MicroBatch: 8}
 		one := planned(t, q)

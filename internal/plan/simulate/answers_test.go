@@ -10,8 +10,8 @@ import (
 )
 
 // TestAnswersAsMeasured compares what passes over answers hold beside the weights with real ones: TRL 1.9's trainers
-// and LLaMA-Factory's functions of August 2026 on the CPU, whose allocations Tracker in scripts/measure/train.py counts
-// (torch 2.15, transformers 5.23). Two samples of 256 tokens are a micro batch.
+// and LLaMA-Factory's functions of August 2026 on the CPU, whose allocations a dispatch mode counts (torch 2.15,
+// transformers 5.23). Two samples of 256 tokens are a micro batch.
 func TestAnswersAsMeasured(t *testing.T) {
 	const (
 		factory = "model_name_or_path: x\nfinetuning_type: full\ncutoff_len: 256\nper_device_train_batch_size: 2\n" +

@@ -20,7 +20,7 @@ const smallLlama4 = `{"model_type": "llama4_text", "architectures": ["Llama4ForC
 	"attn_temperature_tuning": false}`
 
 // TestLinearizedExperts compares trainings of Llama 4 with real torch 2.15 and transformers 5.23 on tensors without
-// memory (scripts/measure/train.py), with axolotl's module of linearized experts.
+// memory, with axolotl's module of linearized experts.
 func TestLinearizedExperts(t *testing.T) {
 	file := filestest.InNewFolder(t)
 	for name, test := range map[string]struct {
@@ -54,7 +54,7 @@ const wideLlama = `{"model_type": "llama", "vocab_size": 256, "hidden_size": 256
 	"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": false}`
 
 // TestTiles compares trainings with axolotl's TiledMLP on tiles of a sequence with real torch 2.15 and transformers
-// 5.23 on tensors without memory (scripts/measure/train.py).
+// 5.23 on tensors without memory.
 func TestTiles(t *testing.T) {
 	file := filestest.InNewFolder(t)
 	for name, test := range map[string]struct {
@@ -103,7 +103,7 @@ func TestScatteredExperts(t *testing.T) {
 }
 
 // TestProductsInFull compares adapters of experts' parameters with PEFT 0.19, which makes their products in full, on
-// tensors without memory (scripts/measure/train.py).
+// tensors without memory.
 func TestProductsInFull(t *testing.T) {
 	file := filestest.InNewFolder(t)
 	for precision, want := range map[string][4]float64{"bf16": {89788804, 68011472, 89512328, 35515668},

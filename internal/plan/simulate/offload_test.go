@@ -70,7 +70,7 @@ func within(t *testing.T, name string, got []ledger.Bytes, want [4]float64, shar
 
 // TestFakeQuantization compares trainings with modules of torchao (August 2026, commit 36027d82) for quantization-aware
 // training, and one with norms and embeddings in fp32 under autocast, with real torch 2.15 and transformers 5.23 on
-// tensors without memory (scripts/measure/train.py). The plan leaves out zero points and counters of groups.
+// tensors without memory. The plan leaves out zero points and counters of groups.
 func TestFakeQuantization(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*job.Job)
@@ -174,7 +174,7 @@ func TestQuantizedExperts(t *testing.T) {
 }
 
 // TestOffloadedActivations compares the passes of a training whose activations wait on the host with real torch 2.15
-// and transformers 5.23: the hooks of TRL's OffloadActivations, on tensors without memory (scripts/measure/train.py).
+// and transformers 5.23: the hooks of TRL's OffloadActivations, on tensors without memory.
 func TestOffloadedActivations(t *testing.T) {
 	for name, test := range map[string]struct {
 		recompute bool
