@@ -254,8 +254,9 @@ func (b *block) imports(s *statement) {
 
 // imported returns the names of a module of the same project, or nil.
 func (b *block) imported(module string) map[string]*Value {
-	first, _, _ := strings.Cut(module, ".")
-	if b.open == nil || b.depth > deepestCall || slices.Contains(b.known, first) {
+	if b.open == nil || b.depth > deepestCall || slices.ContainsFunc(b.known, func(known string) bool {
+		return strings.HasPrefix(module+".", known+".")
+	}) {
 		return nil
 	}
 	for _, path := range modulePaths(b.file.path, module) {

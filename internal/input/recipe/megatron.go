@@ -299,6 +299,7 @@ func ReadMegatron(arguments string, texts files.Texts) (*Megatron, error) {
 		}
 	}
 	r.Fill(m)
+	m.Files = append(m.Files, source.files...)
 	m.Notes = append(source.notes, r.Notes...)
 	m.Ranks, m.RanksPerNode = source.ranks, source.perNode
 	m.scripted = source.scripted
@@ -327,7 +328,8 @@ type source struct {
 	scripted
 	script         string
 	notes          []Note
-	ranks, perNode int64 // that the file says, 0 without
+	ranks, perNode int64    // that the file says, 0 without
+	files          []string // that a command names
 }
 
 // sourceOf returns what a script says beside the arguments, with the place of what it says.
@@ -349,6 +351,10 @@ type MadeArguments struct {
 	Adapter   *CoreAdapter
 	// Nodes and PerNode are the nodes and the ranks of each where arguments say them, 0 for as the launcher says.
 	Nodes, PerNode int64
+	// In is the document that the arguments have their places in, nil for the command itself. Files are those that were
+	// read beside it.
+	In    *strict.Document
+	Files []string
 }
 
 // parseMegatron returns arguments as a document with a member for each, and the name of the script.
@@ -448,7 +454,7 @@ func (s *source) started(line *launcher.Line) {
 // madeArguments returns the arguments that a command of another program means.
 func madeArguments(file string, text []byte, read *shell.Script, t training) (*strict.Document, source, error) {
 	given := &strict.Document{File: file, Text: text, Root: t.root()}
-	if !t.kind.Assigns && len(t.arguments) > 0 && !strings.HasPrefix(t.arguments[0].Text, "-") {
+	if !t.kind.Assigns && t.kind.Command == nil && len(t.arguments) > 0 && !strings.HasPrefix(t.arguments[0].Text, "-") {
 		return nil, source{}, given.Inputf(t.arguments[0].At, "%s takes its arguments from %s, which is not read yet",
 			t.command, t.arguments[0].Text).WithHint("give them behind the command: --key value")
 	}
@@ -469,6 +475,9 @@ func madeArguments(file string, text []byte, read *shell.Script, t training) (*s
 	from.notes = slices.Concat(from.notes, notes, made.Notes)
 	if from.started(t.line); made.PerNode > 0 {
 		from.perNode, from.ranks = made.PerNode, made.PerNode*max(1, made.Nodes)
+	}
+	if from.files = made.Files; made.In != nil {
+		return made.In, from, nil
 	}
 	return &strict.Document{File: file, Text: text, Root: made.Root}, from, nil
 }
