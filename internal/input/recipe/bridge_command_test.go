@@ -93,12 +93,12 @@ func TestBridgeCommand(t *testing.T) {
 		}
 	}
 	for line, says := range map[string]string{
-		start + "--recipe absent_pretrain_config":                             "no file of megatron/bridge/recipes here",
-		start + "--model qwen3_4b":                                            "--model names no recipe without --mode",
-		start + "--model qwen3_4b --mode dora":                                "mode is dora",
-		start + "--recipe $RECIPE":                                            "which the script does not set",
-		start + "--recipe staged_pretrain_4gpu_h100_bf16_config -pp 4":        "makes a layout of pipeline stages by code",
-		start + "--recipe qwen3_4b_pretrain_config train=null":                "train is set over the recipe",
+		start + "--recipe absent_pretrain_config":                               "no file of megatron/bridge/recipes here",
+		start + "--model qwen3_4b":                                              "--model names no recipe without --mode",
+		start + "--model qwen3_4b --mode dora":                                  "mode is dora",
+		start + "--recipe $RECIPE":                                              "which the script does not set",
+		start + "--recipe staged_pretrain_4gpu_h100_bf16_config -pp 4":          "makes a layout of pipeline stages by code",
+		start + "--recipe qwen3_4b_pretrain_config train=null":                  "train is set over the recipe",
 		start + "--recipe qwen3_4b_pretrain_config dist.use_megatron_fsdp=true": "use_megatron_fsdp",
 	} {
 		if _, err := read(line); err == nil || !strings.Contains(err.Error(), says) {
