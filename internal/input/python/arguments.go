@@ -252,8 +252,8 @@ var dataclassParsers = map[string]string{"parse_args_into_dataclasses": ".HfArgu
 	"parse_args_and_config": ".TrlParser"}
 
 // dataclasses evaluates parse_args_into_dataclasses of transformers' HfArgumentParser and parse_args_and_config of
-// TRL's heir of it, where the command line is known: an object of each class. What no class of the source has is of the one class of a library. It returns nil for other
-// calls, and for parsers that are not followed.
+// TRL's heir of it, where the command line is known: an object of each class. What no class of the source has is of the
+// one class of a library. It returns nil for other calls, and for parsers that are not followed.
 func (b *block) dataclasses(name string, made *Value) *Value {
 	parser := made.From
 	if b.command == nil || parser == nil || dataclassParsers[name] == "" || parser.Partial || made.Partial ||

@@ -168,7 +168,8 @@ def main(script, training, model):
     training.model_init_kwargs = dict(dtype=getattr(torch, model.dtype))
     adapter, quantized = get_peft_config(model), get_quantization_config(model)
     show(script.note, script.dataset_name, model.model_name_or_path, model.lora_r, training.packing,
-         training.model_init_kwargs["dtype"] == torch.bfloat16, adapter.r, adapter.target_modules, quantized.bnb_4bit_quant_type)
+         training.model_init_kwargs["dtype"] == torch.bfloat16, adapter.r, adapter.target_modules,
+         quantized.bnb_4bit_quant_type)
 if __name__ == "__main__":
     parser = TrlParser((Own, SFTConfig, ModelConfig))
     script, training, model, _ = parser.parse_args_and_config(return_remaining_strings=True)
@@ -180,7 +181,8 @@ if __name__ == "__main__":
 			"q_proj v_proj --load_in_4bit --dtype bfloat16", "o d m 8 True True 8 [q_proj v_proj] nf4"},
 		{"--config file.yaml", "? ? ? ? ? ? ? ? ?"}, // the file has more arguments
 	} {
-		s, err := ReadStarted("train.py", []byte(source), append([]Argument{}, wordsOf(c.command)...), nil, "trl", "peft")
+		command := append([]Argument{}, wordsOf(c.command)...)
+		s, err := ReadStarted("train.py", []byte(source), command, nil, "trl", "peft")
 		if err != nil {
 			t.Fatal(err)
 		}

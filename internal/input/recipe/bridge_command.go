@@ -87,9 +87,9 @@ func bridgeArguments(d *strict.Document) (made MadeArguments, err error) {
 	}
 	path, text, isBenchmark := recipeFile(d, name.Text)
 	if path == "" {
-		return made, d.Inputf(name.At, "the recipe is %s, and no file of megatron/bridge/recipes here has it", name.Text).
-			WithHint("run plimsoll where the repository of Megatron-Bridge is; or give the recipe as FILE.py:" +
-				name.Text + "; or " + bridgeInstead)
+		return made, d.Inputf(name.At, "the recipe is %s, and no file of megatron/bridge/recipes here has it",
+			name.Text).WithHint("run plimsoll where the repository of Megatron-Bridge is; or give the recipe as " +
+			"FILE.py:" + name.Text + "; or " + bridgeInstead)
 	}
 	recipe := parsePython(path+":"+name.Text, text, nil)
 	if recipe == nil {
@@ -221,14 +221,12 @@ func bridgeOverrides(d, recipe *strict.Document) error {
 				WithHint("set single keys of it: " + section.Name + ".KEY=VALUE")
 		}
 		for _, m := range section.Value.Members {
-			if layouts := "pipeline_model_parallel_size virtual_pipeline_model_parallel_size"; section.Name == "model" &&
-				slices.Contains(strings.Fields(layouts), m.Name) && ownsLayout(is.Value) &&
-				section.Value.Member("pipeline_model_parallel_layout") == nil {
+			cuts := section.Name == "model" && strings.HasSuffix(m.Name, "pipeline_model_parallel_size")
+			if cuts && ownsLayout(is.Value) && section.Value.Member("pipeline_model_parallel_layout") == nil {
 				return d.Inputf(m.At, "%s is set over a recipe that makes a layout of pipeline stages by code", m.Name).
 					WithHint("add model.pipeline_model_parallel_layout=LAYOUT; or " + bridgeInstead)
 			}
-			value := m.Value.Clone()
-			Give(is.Value, m.Name, is.At, placed(value, is.At))
+			Give(is.Value, m.Name, is.At, placed(m.Value.Clone(), is.At))
 		}
 	}
 	return nil

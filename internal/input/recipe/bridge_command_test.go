@@ -67,42 +67,45 @@ func TestBridgeCommand(t *testing.T) {
 		write(name, text)
 	}
 	read := func(line string) (*Megatron, error) { return ReadMegatron(write("train.sh", line+"\n"), nil) }
-	const start = "torchrun --nproc_per_node=2 scripts/training/run_recipe.py "
+	const start = "torchrun --nproc_per_node=2 scripts/training/run_recipe.py --recipe "
+	usual := Megatron{Ranks: 2, MicroBatch: 2, Sequence: 4096, Tensor: 2}
+	fast, set, slurm := usual, usual, usual
+	fast.PrecisionAware, slurm.Ranks = true, 8
+	set.MicroBatch, set.Sequence, set.SequenceSplit = 1, 2048, true
 	for line, want := range map[string]Megatron{
-		start + "--recipe qwen3_4b_pretrain_2gpu_h100_bf16_config": {Ranks: 2, MicroBatch: 2, Sequence: 4096, Tensor: 2},
-		start + "--recipe=qwen3_4b_pretrain_config":                {Ranks: 2, MicroBatch: 2, Sequence: 4096, Tensor: 2},
-		start + "--model qwen3_4b --mode pretrain":                 {Ranks: 2, MicroBatch: 2, Sequence: 4096, Tensor: 2},
-		start + "--recipe qwen3_4b_pretrain_config -mb 1 -sl 2048 model.sequence_parallel=true -tp 1 " +
-			"model.tensor_model_parallel_size=2": {Ranks: 2, MicroBatch: 1, Sequence: 2048, Tensor: 2, SequenceSplit: true},
-		start + "--recipe fast_pretrain_2gpu_h100_bf16_config": {Ranks: 2, MicroBatch: 2, Sequence: 4096, Tensor: 2,
-			PrecisionAware: true},
-		"./scripts/training/train.sh --nodes 2 --gpus-per-node 4 --recipe qwen3_4b_pretrain_config": {Ranks: 8,
-			MicroBatch: 2, Sequence: 4096, Tensor: 2},
+		start + "qwen3_4b_pretrain_2gpu_h100_bf16_config":                                           usual,
+		start + "qwen3_4b_pretrain_config":                                                          usual,
+		strings.Replace(start, "--recipe ", "--model qwen3_4b ", 1) + "--mode pretrain":             usual,
+		start + "fast_pretrain_2gpu_h100_bf16_config":                                               fast,
+		"./scripts/training/train.sh --nodes 2 --gpus-per-node 4 --recipe qwen3_4b_pretrain_config": slurm,
+		start + "qwen3_4b_pretrain_config -mb 1 -sl 2048 model.sequence_parallel=true -tp 1 " +
+			"model.tensor_model_parallel_size=2": set,
 	} {
 		m, err := read(line)
 		if err != nil {
 			t.Errorf("%s: %v", line, err)
 			continue
 		}
-		got := Megatron{Ranks: m.Ranks, MicroBatch: m.MicroBatch, Sequence: m.Sequence, Tensor: m.Tensor,
-			SequenceSplit: m.SequenceSplit, PrecisionAware: m.PrecisionAware}
-		if got.Ranks != want.Ranks || got.MicroBatch != want.MicroBatch || got.Sequence != want.Sequence ||
-			got.Tensor != want.Tensor || got.SequenceSplit != want.SequenceSplit ||
-			got.PrecisionAware != want.PrecisionAware || m.Layers != 36 || len(m.Files) != 2 {
-			t.Errorf("%s: got %+v of %v", line, got, m.Files)
+		if m.Ranks != want.Ranks || m.MicroBatch != want.MicroBatch || m.Sequence != want.Sequence ||
+			m.Tensor != want.Tensor || m.SequenceSplit != want.SequenceSplit ||
+			m.PrecisionAware != want.PrecisionAware || m.Layers != 36 || len(m.Files) != 2 {
+			t.Errorf("%s: got %+v", line, m)
 		}
 	}
-	for line, says := range map[string]string{
-		start + "--recipe absent_pretrain_config":                               "no file of megatron/bridge/recipes here",
-		start + "--model qwen3_4b":                                              "--model names no recipe without --mode",
-		start + "--model qwen3_4b --mode dora":                                  "mode is dora",
-		start + "--recipe $RECIPE":                                              "which the script does not set",
-		start + "--recipe staged_pretrain_4gpu_h100_bf16_config -pp 4":          "makes a layout of pipeline stages by code",
-		start + "--recipe qwen3_4b_pretrain_config train=null":                  "train is set over the recipe",
-		start + "--recipe qwen3_4b_pretrain_config dist.use_megatron_fsdp=true": "use_megatron_fsdp",
+	for arguments, says := range map[string]string{
+		"absent_pretrain_config":                            "no file of megatron/bridge/recipes here",
+		"qwen3_4b_pretrain_config --mode dora":              "mode is dora",
+		"$RECIPE":                                           "which the script does not set",
+		"staged_pretrain_4gpu_h100_bf16_config -pp 4":       "makes a layout of pipeline stages by code",
+		"qwen3_4b_pretrain_config train=null":               "train is set over the recipe",
+		"qwen3_4b_pretrain_config dist.use_megatron_fsdp=1": "use_megatron_fsdp",
 	} {
-		if _, err := read(line); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v, want %q", line, err, says)
+		if _, err := read(start + arguments); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", arguments, err, says)
 		}
+	}
+	const unnamed = "torchrun --nproc_per_node=2 scripts/training/run_recipe.py --model qwen3_4b"
+	if _, err := read(unnamed); err == nil || !strings.Contains(err.Error(), "names no recipe without --mode") {
+		t.Errorf("%s: %v", unnamed, err)
 	}
 }

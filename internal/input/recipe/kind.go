@@ -58,8 +58,8 @@ type Kind struct {
 	Assigns bool
 	// Abbreviates says that such commands read their arguments by transformers' HfArgumentParser.
 	Abbreviates bool
-	// Command makes the members of such a command of its words, the name of the program first. It is nil for commands of
-	// flags alone.
+	// Command makes the members of such a command of its words, the name of the program first. It is nil for commands
+	// of flags alone.
 	Command func(words []shell.Word) []strict.Member
 	// Arguments makes arguments of Megatron-LM of a command of a program that trains by Megatron core; nil for others.
 	Arguments func(*strict.Document) (MadeArguments, error)

@@ -454,7 +454,8 @@ func (s *source) started(line *launcher.Line) {
 // madeArguments returns the arguments that a command of another program means.
 func madeArguments(file string, text []byte, read *shell.Script, t training) (*strict.Document, source, error) {
 	given := &strict.Document{File: file, Text: text, Root: t.root()}
-	if !t.kind.Assigns && t.kind.Command == nil && len(t.arguments) > 0 && !strings.HasPrefix(t.arguments[0].Text, "-") {
+	ofFlags := !t.kind.Assigns && t.kind.Command == nil
+	if ofFlags && len(t.arguments) > 0 && !strings.HasPrefix(t.arguments[0].Text, "-") {
 		return nil, source{}, given.Inputf(t.arguments[0].At, "%s takes its arguments from %s, which is not read yet",
 			t.command, t.arguments[0].Text).WithHint("give them behind the command: --key value")
 	}

@@ -51,8 +51,9 @@ func TestSources(t *testing.T) {
 		f.Attention != "sdpa" {
 		t.Errorf("got %+v", f)
 	}
-	if f, err := readAs(t, "train.py", strings.Replace(sourceOfLoRA, "max_length=2048", "max_length=None", 1)); err != nil ||
-		f.Sequence != 0 || !strings.Contains(fmt.Sprint(f.Notes), "max_length is null: no sequence is cut") {
+	uncut := strings.Replace(sourceOfLoRA, "max_length=2048", "max_length=None", 1)
+	if f, err := readAs(t, "train.py", uncut); err != nil || f.Sequence != 0 ||
+		!strings.Contains(fmt.Sprint(f.Notes), "max_length is null: no sequence is cut") {
 		t.Errorf("without a length: %+v, %v", f, err)
 	}
 	// A trainer of preferences without a key of its own is no file of TrainingArguments.
