@@ -47,6 +47,7 @@ type Kind struct {
 	ConfigIn   string
 	OnlyByFile bool
 	Unnamed    string // what commands without a file name in its place
+	Runs       string // the program that such commands start, where they are scripts of a launcher
 	Bundled    string // where a repository has the files that commands name without their path: folder/%s.yaml
 	// EveryDevice says that a command of two words starts a rank on each device. Forced is a variable that has every
 	// command do so by a launcher. ByAccelerate says that a command takes flags of accelerate launch.

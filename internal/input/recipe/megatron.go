@@ -430,6 +430,9 @@ func parseScript(file string, text []byte) (*strict.Document, source, error) {
 		return nil, source{}, &fault.Input{Where: fault.Position{File: file}, Err: errNoArguments,
 			Hint: exampleArguments}
 	}
+	if err := ownProgram(d, of, in); err != nil {
+		return nil, source{}, err
+	}
 	from.started(ofCommand(of, in))
 	if of != nil {
 		if line := launcher.Read(of, in); line != nil {
@@ -437,6 +440,26 @@ func parseScript(file string, text []byte) (*strict.Document, source, error) {
 		}
 	}
 	return d, from, nil
+}
+
+// ownProgram refuses a program that is no one of Megatron-LM and has arguments that Megatron-LM does not: what it trains
+// stands in its source.
+func ownProgram(d *strict.Document, of *shell.Command, in launcher.Allocation) error {
+	if of == nil {
+		return nil
+	}
+	line := launcher.Read(of, in)
+	if line == nil || strings.HasPrefix(filepath.Base(line.Program[0].Text), "pretrain_") {
+		return nil
+	}
+	for _, m := range d.Root.Members {
+		if !megatronNames().Know(m.Name) {
+			return d.Inputf(line.Program[0].At, "the script starts %s, a program with arguments that Megatron-LM does "+
+				"not have, such as --%s: what it trains is not planned on paper", line.Program[0].Text,
+				strings.ReplaceAll(m.Name, "_", "-")).WithHint(asItRuns(line))
+		}
+	}
+	return nil
 }
 
 // started has the ranks of a line that says them.

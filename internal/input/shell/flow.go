@@ -80,6 +80,19 @@ func (r *runner) leaves(words []Word) bool {
 	return true
 }
 
+// unlessDemanded follows statements behind a condition. If it asks for variables that the script does not set, and the
+// statements end the script with an error, the script demands these variables: whoever starts it sets them, and these
+// statements do not run.
+func (r *runner) unlessDemanded(asks bool, follow func()) {
+	before, arguments, commands := r.copied(), r.arguments, len(r.out.Commands)
+	follow()
+	if asks && r.flow.way == exits && r.flow.status == no {
+		r.out.Commands = r.out.Commands[:commands]
+		r.restore(before)
+		r.arguments, r.flow.way = arguments, goesOn
+	}
+}
+
 // apart follows statements that another process runs: what they set is lost, and an exit ends only that process.
 func (r *runner) apart(follow func()) {
 	before, arguments := r.copied(), r.arguments
