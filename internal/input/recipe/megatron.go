@@ -442,8 +442,8 @@ func parseScript(file string, text []byte) (*strict.Document, source, error) {
 	return d, from, nil
 }
 
-// ownProgram refuses a program that is no one of Megatron-LM and has arguments that Megatron-LM does not: what it trains
-// stands in its source.
+// ownProgram refuses a program that is none of Megatron-LM's and has arguments that Megatron-LM does not: what it
+// trains stands in its source.
 func ownProgram(d *strict.Document, of *shell.Command, in launcher.Allocation) error {
 	if of == nil {
 		return nil
