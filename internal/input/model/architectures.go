@@ -84,6 +84,7 @@ var architectures = withClassifiers([]architecture{
 	{"Lfm2ForCausalLM", "lfm2", lfm2(lfm2Dense)},
 	{"Lfm2MoeForCausalLM", "lfm2_moe", lfm2(lfm2Sparse)},
 	{"DeepseekV32ForCausalLM", "deepseek_v32", hybrid("norm", false, deepseekV32Block)},
+	{"GlmMoeDsaForCausalLM", "glm_moe_dsa", hybrid("norm", false, glmSparseBlock)},
 	{"AfmoeForCausalLM", "afmoe", hybrid("norm", false, afmoeBlock)},
 	{"KimiLinearForCausalLM", "kimi_linear", hybrid("norm", false, kimiLinearBlock)},
 	{"PhimoeForCausalLM", "phimoe", phiMoE},

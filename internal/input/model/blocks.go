@@ -25,6 +25,7 @@ var blockClasses = map[string]string{
 	"deepseek_v2":         "DeepseekV2DecoderLayer",
 	"deepseek_v3":         "DeepseekV3DecoderLayer",
 	"deepseek_v32":        "DeepseekV32DecoderLayer",
+	"glm_moe_dsa":         "GlmMoeDsaDecoderLayer",
 	"deit":                "DeiTLayer",
 	"dinov2":              "Dinov2Layer",
 	"distilbert":          "TransformerBlock",

@@ -119,6 +119,11 @@ var irregular = map[string]string{
 	"trinity-nano-preview":            "trinity-nano",
 	"mimo-7b-rl":                      "mimo-7b",
 	"mimo-7b-rl-zero":                 "mimo-7b",
+	"smollm3-3b-checkpoints":          "smollm3-3b",
+	"zephyr-7b-sft-full":              "mistral-7b",
+	"zephyr-7b-alpha":                 "mistral-7b",
+	"zephyr-7b-beta":                  "mistral-7b",
+	"qwen2.5-7b-rope-300k":            "qwen2.5-7b", // of Qwen2.5-Math
 }
 
 // tuning ends the name of a model that has the sizes of the model before it: a way of training, a format of 16 bits, or

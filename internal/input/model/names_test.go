@@ -49,6 +49,10 @@ func TestNamesOfTheHub(t *testing.T) {
 		"casperhansen/llama-3-70b-fp16":                                "llama-3-70b",
 		"axolotl-ai-co/gpt-oss-120b-dequantized":                       "gpt-oss-120b",
 		"unsloth/Qwen3-VL-8B-Instruct-bnb-4bit":                        "qwen3-vl-8b",
+		"HuggingFaceTB/SmolLM3-3B-checkpoints":                         "smollm3-3b",
+		"alignment-handbook/zephyr-7b-sft-full":                        "mistral-7b",
+		"alignment-handbook/zephyr-7b-sft-qlora":                       "", // an adapter
+		"open-r1/Qwen2.5-Math-7B-RoPE-300k":                            "qwen2.5-7b",
 		"Llama3.1-8B":                                                  "llama-3.1-8b",
 		"Qwen/Qwen-2.5-7B":                                             "qwen2.5-7b",
 		"Qwen/Qwen2.5-Math-1.5B-Instruct":                              "qwen2.5-1.5b",

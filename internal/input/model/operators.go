@@ -93,18 +93,46 @@ func threeProjections(s scope, inner int64) {
 
 // deepseekV32Block is a block of DeepSeek-V3.2, whose indexer chooses the tokens to
 // attend to.
-func deepseekV32Block(s scope, index int64) {
+func deepseekV32Block(s scope, index int64) { sparseLatentBlock(s, index, true) }
+
+// glmSparseBlock is a block of GLM-5, which may take the tokens that the indexer of an earlier block has chosen
+// (GlmMoeDsaConfig in transformers/models/glm_moe_dsa/configuration_glm_moe_dsa.py).
+func glmSparseBlock(s scope, index int64) {
+	every, from := s.sizeOr(1, "index_topk_freq"), s.countOr(2, "index_skip_topk_offset")
+	indexes := max(index-from+1, 0)%every == 0
+	types := s.list("indexer_types")
+	if types == nil {
+		types = s.list("index_topk_pattern")
+	}
+	if types != nil {
+		if index >= int64(len(types)) {
+			s.fail(types[0].At, "", "there are %d types of indexers: expected one for each layer", len(types))
+		}
+		indexes = types[index].Text == "full"
+	}
+	sparseLatentBlock(s, index, indexes)
+}
+
+// sparseLatentBlock is a block with latent attention to chosen tokens, and an indexer that chooses them.
+func sparseLatentBlock(s scope, index int64, indexes bool) {
 	var b Block
 	a := s.in("self_attn")
 	latentAttention(a)
+	if indexes {
+		indexer(s, a)
+	}
+	deepseekFeedForward(s, index, &b, 3, deepseekExperts, false)
+	blockNorms(s, &b)
+}
+
+// indexer describes what chooses the tokens to attend to.
+func indexer(s, a scope) {
 	heads, width := s.sizeOr(64, "index_n_heads"), s.sizeOr(128, "index_head_dim")
 	indexer := a.in("indexer")
 	indexer.linear("wq_b", s.size("q_lora_rank"), heads*width, false)
 	indexer.linear("wk", s.size("hidden_size"), width, false)
 	indexer.layerNorm("k_norm", width)
 	indexer.linear("weights_proj", s.size("hidden_size"), heads, false)
-	deepseekFeedForward(s, index, &b, 3, deepseekExperts, false)
-	blockNorms(s, &b)
 }
 
 // phiMoEBlock is a block of Phi-3.5-MoE, whose router samples.

@@ -247,16 +247,17 @@ func (o *option) converted(a Argument) *Value {
 	return is
 }
 
-// dataclassParser is the end of the class whose parse_args_into_dataclasses reads the command line.
-const dataclassParser = ".HfArgumentParser"
+// dataclassParsers are the ends of the classes whose method reads the command line, by the name of the method.
+var dataclassParsers = map[string]string{"parse_args_into_dataclasses": ".HfArgumentParser",
+	"parse_args_and_config": ".TrlParser"}
 
-// dataclasses evaluates parse_args_into_dataclasses of transformers' HfArgumentParser, where the command line is known:
-// an object of each class. What no class of the source has is of the one class of a library. It returns nil for other
-// calls, and for parsers that are not followed.
+// dataclasses evaluates parse_args_into_dataclasses of transformers' HfArgumentParser and parse_args_and_config of
+// TRL's heir of it, where the command line is known: an object of each class. What no class of the source has is of the
+// one class of a library. It returns nil for other calls, and for parsers that are not followed.
 func (b *block) dataclasses(name string, made *Value) *Value {
 	parser := made.From
-	if b.command == nil || parser == nil || name != "parse_args_into_dataclasses" ||
-		!strings.HasSuffix("."+parser.Class, dataclassParser) || len(made.Given) > 0 || parser.Partial {
+	if b.command == nil || parser == nil || dataclassParsers[name] == "" || parser.Partial || made.Partial ||
+		!strings.HasSuffix("."+parser.Class, dataclassParsers[name]) || len(made.Given) > 0 {
 		return nil
 	}
 	types := parser.Attribute("dataclass_types")
@@ -289,6 +290,15 @@ func (b *block) dataclasses(name string, made *Value) *Value {
 	}
 	if !b.distribute(objects.Elements, ofLibrary) {
 		return nil
+	}
+	if rest := made.Attribute("return_remaining_strings"); rest != nil {
+		is, known := rest.truth()
+		if !known {
+			return nil
+		}
+		if is {
+			objects.Elements = append(objects.Elements, b.unknown("arguments that are left", 0))
+		}
 	}
 	return objects
 }
@@ -323,6 +333,9 @@ func (b *block) distribute(objects []*Value, ofLibrary *Value) bool {
 			}
 		}
 		key := strings.ReplaceAll(strings.TrimLeft(name, "-"), "-", "_")
+		if key == "config" { // a file with more of them
+			return false
+		}
 		to := ofLibrary
 		for _, o := range objects {
 			if is := o.of.Attribute(key); is != nil && is.Kind != Function {

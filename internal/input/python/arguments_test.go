@@ -153,3 +153,41 @@ func show(v *Value) string {
 	}
 	return "?"
 }
+
+// TestTrlParser holds what TRL's parser makes of a command line with the classes of TRL's own scripts, and what its
+// functions make of these.
+func TestTrlParser(t *testing.T) {
+	const source = `import torch
+from dataclasses import dataclass
+from trl import ModelConfig, ScriptArguments, SFTConfig, SFTTrainer, TrlParser, get_peft_config
+from trl import get_quantization_config
+@dataclass
+class Own(ScriptArguments):
+    note: str = "n"
+def main(script, training, model):
+    training.model_init_kwargs = dict(dtype=getattr(torch, model.dtype))
+    adapter, quantized = get_peft_config(model), get_quantization_config(model)
+    show(script.note, script.dataset_name, model.model_name_or_path, model.lora_r, training.packing,
+         training.model_init_kwargs["dtype"] == torch.bfloat16, adapter.r, adapter.target_modules,
+         quantized.bnb_4bit_quant_type)
+if __name__ == "__main__":
+    parser = TrlParser((Own, SFTConfig, ModelConfig))
+    script, training, model, _ = parser.parse_args_and_config(return_remaining_strings=True)
+    main(script, training, model)
+`
+	for _, c := range []struct{ command, want string }{
+		{"", "n None None 16 ? ? ? ? ?"},
+		{"--dataset_name d --note o --model_name_or_path m --packing --use_peft --lora_r 8 --lora_target_modules " +
+			"q_proj v_proj --load_in_4bit --dtype bfloat16", "o d m 8 True True 8 [q_proj v_proj] nf4"},
+		{"--config file.yaml", "? ? ? ? ? ? ? ? ?"}, // the file has more arguments
+	} {
+		command := append([]Argument{}, wordsOf(c.command)...)
+		s, err := ReadStarted("train.py", []byte(source), command, nil, "trl", "peft")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := shown(s); got != c.want {
+			t.Errorf("%s:\ngot  %s\nwant %s", c.command, got, c.want)
+		}
+	}
+}

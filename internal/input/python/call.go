@@ -188,6 +188,8 @@ func (b *block) builtin(name string, c *Value, e *expression) *Value {
 	case name == "exec":
 		b.forget("exec(...)")
 		return nil
+	case (name == "cast" || name == "typing.cast") && len(c.Given) == 2:
+		return c.Given[1]
 	case name == "isinstance" && len(c.Given) == 2:
 		return b.isInstance(first, c.Given[1], c.At)
 	case name == "setattr" && len(c.Given) == 3:
@@ -197,6 +199,8 @@ func (b *block) builtin(name string, c *Value, e *expression) *Value {
 			return is
 		}
 		return b.unknown(e.String(), e.at)
+	case name == "getattr" && len(c.Given) == 2 && first.Kind == Symbol && !first.class && c.Given[1].Kind == Text:
+		return &Value{Kind: Symbol, Text: first.Text + "." + c.Given[1].Text, At: c.At}
 	case name == "len" && (first.Kind == List || first.Kind == Dict):
 		return &Value{Kind: Number, Number: float64(len(first.Elements) + len(first.Members)), Whole: true, At: c.At}
 	case (name == "list" || name == "tuple" || name == "set") && first.Kind == List:

@@ -22,11 +22,27 @@ func (b *block) classOf(s *statement) {
 		}
 	}
 	class.inherits = b.libraryBase(s)
+	b.inheritFields(class, s)
 	for _, d := range s.decorators {
 		class.fields = class.fields || strings.HasSuffix(d.String(), "dataclass") ||
 			strings.HasSuffix(d.String(), "dataclass(...)")
 	}
 	b.bind(&expression{kind: nameOf, at: s.at, text: s.name}, class)
+}
+
+// inheritFields gives a class the fields of the dataclass that it extends, if that stands in the source.
+func (b *block) inheritFields(class *Value, s *statement) {
+	for _, t := range s.targets {
+		above := b.value(t)
+		if above.Kind != Symbol || !above.class || !above.fields {
+			continue
+		}
+		for _, m := range above.Members {
+			if m.Is.Kind != Function && class.Attribute(m.Name) == nil {
+				class.Members = append(class.Members, m)
+			}
+		}
+	}
 }
 
 // libraryBase returns the class of a library that a class of the source extends, itself or by another one.

@@ -1,6 +1,7 @@
 package python
 
 import (
+	"embed"
 	"errors"
 	"maps"
 	"math"
@@ -254,8 +255,12 @@ func (b *block) imports(s *statement) {
 
 // imported returns the names of a module of the same project, or nil.
 func (b *block) imported(module string) map[string]*Value {
-	first, _, _ := strings.Cut(module, ".")
-	if b.open == nil || b.depth > deepestCall || slices.Contains(b.known, first) {
+	if scope := b.ofLibrary(module); scope != nil {
+		return scope
+	}
+	if b.open == nil || b.depth > deepestCall || slices.ContainsFunc(b.known, func(known string) bool {
+		return strings.HasPrefix(module+".", known+".")
+	}) {
 		return nil
 	}
 	for _, path := range modulePaths(b.file.path, module) {
@@ -274,6 +279,23 @@ func (b *block) imported(module string) map[string]*Value {
 		return scope
 	}
 	return nil
+}
+
+//go:embed libraries/*.py
+var libraries embed.FS
+
+// ofLibrary returns what a library has that sources of its users take apart: nil for other libraries. What else it has
+// is known by its names.
+func (b *block) ofLibrary(module string) map[string]*Value {
+	text, err := libraries.ReadFile("libraries/" + module + ".py")
+	if err != nil || !slices.Contains(b.known, module) {
+		return nil
+	}
+	if _, is := b.modules[module]; !is {
+		b.modules[module] = map[string]*Value{}
+		b.modules[module] = b.module(&file{path: module + ".py", text: string(text)}, module)
+	}
+	return b.modules[module]
 }
 
 // assign runs an assignment to all of its targets.

@@ -80,6 +80,9 @@ func ReadStarted(path string, content []byte, command []Argument, open Opener, k
 // no such function.
 func (s *Source) Call(function string) *Value {
 	of := s.Names[function]
+	if of != nil { // it may be a function of another module under a name of its own
+		of = (&block{evaluator: s.evaluator}).resolved(of)
+	}
 	if of == nil || of.Kind != Function {
 		return nil
 	}
@@ -89,6 +92,18 @@ func (s *Source) Call(function string) *Value {
 		return &Value{Kind: Unknown, Text: function + "(), which takes very long to follow", At: of.At}
 	}
 	return made
+}
+
+// Defined returns the name under which a function is defined that a source has under a name.
+func (s *Source) Defined(function string) string {
+	of := s.Names[function]
+	if of == nil {
+		return function
+	}
+	if of = (&block{evaluator: s.evaluator}).resolved(of); of.Kind == Function {
+		return of.Text
+	}
+	return function
 }
 
 // IsSource reports whether the name of a file is one of a source or of a notebook.

@@ -39,6 +39,7 @@ func bridgeSource(source *python.Source, function string) *strict.Value {
 		return nil
 	}
 	at := max(0, source.Names[function].At)
+	function = source.Defined(function)
 	root := &strict.Value{Kind: '{', At: int64(at)}
 	for _, m := range made.Members {
 		if slices.Contains(bridgeSections, m.Name) {

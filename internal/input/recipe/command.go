@@ -165,6 +165,10 @@ func (t *training) root() *strict.Value {
 	at := t.line.Program[0].At
 	root := &strict.Value{Kind: '{', At: at}
 	mark := strict.Member{Name: t.kind.Commands[t.command], At: at, Value: strict.Of(true)}
+	if t.kind.Command != nil {
+		root.Members = append(t.kind.Command(slices.Insert(slices.Clone(t.arguments), 0, t.line.Program[0])), mark)
+		return root
+	}
 	if !t.kind.Assigns {
 		root.Members = append(commandMembers(t.arguments), mark)
 		return root

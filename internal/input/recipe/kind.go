@@ -14,6 +14,7 @@ import (
 	"plimsoll/internal/input/python"
 	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/strict"
+	"plimsoll/internal/input/shell"
 )
 
 // Kind is a kind of configuration file, recognized by its top-level keys. It
@@ -46,6 +47,7 @@ type Kind struct {
 	ConfigIn   string
 	OnlyByFile bool
 	Unnamed    string // what commands without a file name in its place
+	Runs       string // the program that such commands start, where they are scripts of a launcher
 	Bundled    string // where a repository has the files that commands name without their path: folder/%s.yaml
 	// EveryDevice says that a command of two words starts a rank on each device. Forced is a variable that has every
 	// command do so by a launcher. ByAccelerate says that a command takes flags of accelerate launch.
@@ -57,6 +59,9 @@ type Kind struct {
 	Assigns bool
 	// Abbreviates says that such commands read their arguments by transformers' HfArgumentParser.
 	Abbreviates bool
+	// Command makes the members of such a command of its words, the name of the program first. It is nil for commands
+	// of flags alone.
+	Command func(words []shell.Word) []strict.Member
 	// Arguments makes arguments of Megatron-LM of a command of a program that trains by Megatron core; nil for others.
 	Arguments func(*strict.Document) (MadeArguments, error)
 	// Python makes a document of a source of Python or a notebook, and of a function of it where a path names one: nil

@@ -289,7 +289,7 @@ func (s *starter) configuration() error {
 		if s.kind.OnlyByFile {
 			what := fmt.Sprintf("%s names no file with the configuration", s.command)
 			if s.kind.Unnamed != "" {
-				what += ": " + s.kind.Unnamed
+				return s.fault(s.line.Program[0].At, what+": "+s.kind.Unnamed, asItRuns(s.line))
 			}
 			return s.fault(s.line.Program[0].At, what, "give the file to plimsoll as CONFIG; "+asItRuns(s.line))
 		}
@@ -480,7 +480,10 @@ func asItRuns(line *launcher.Line) string {
 		}
 		command = append(command, w.Text)
 	}
+	t := trainingOfKind(line)
 	switch {
+	case t != nil && t.kind.Runs != "":
+		command = []string{t.kind.Runs}
 	case line.Module:
 		command = []string{"python -m", moduleOf(line)}
 	case strings.HasSuffix(command[0], ".py"):

@@ -299,6 +299,7 @@ func ReadMegatron(arguments string, texts files.Texts) (*Megatron, error) {
 		}
 	}
 	r.Fill(m)
+	m.Files = append(m.Files, source.files...)
 	m.Notes = append(source.notes, r.Notes...)
 	m.Ranks, m.RanksPerNode = source.ranks, source.perNode
 	m.scripted = source.scripted
@@ -327,7 +328,8 @@ type source struct {
 	scripted
 	script         string
 	notes          []Note
-	ranks, perNode int64 // that the file says, 0 without
+	ranks, perNode int64    // that the file says, 0 without
+	files          []string // that a command names
 }
 
 // sourceOf returns what a script says beside the arguments, with the place of what it says.
@@ -349,6 +351,10 @@ type MadeArguments struct {
 	Adapter   *CoreAdapter
 	// Nodes and PerNode are the nodes and the ranks of each where arguments say them, 0 for as the launcher says.
 	Nodes, PerNode int64
+	// In is the document that the arguments have their places in, nil for the command itself. Files are those that were
+	// read beside it.
+	In    *strict.Document
+	Files []string
 }
 
 // parseMegatron returns arguments as a document with a member for each, and the name of the script.
@@ -424,6 +430,9 @@ func parseScript(file string, text []byte) (*strict.Document, source, error) {
 		return nil, source{}, &fault.Input{Where: fault.Position{File: file}, Err: errNoArguments,
 			Hint: exampleArguments}
 	}
+	if err := ownProgram(d, of, in); err != nil {
+		return nil, source{}, err
+	}
 	from.started(ofCommand(of, in))
 	if of != nil {
 		if line := launcher.Read(of, in); line != nil {
@@ -431,6 +440,30 @@ func parseScript(file string, text []byte) (*strict.Document, source, error) {
 		}
 	}
 	return d, from, nil
+}
+
+// ownProgram refuses a program that is none of Megatron-LM's and has arguments that Megatron-LM does not: what it
+// trains stands in its source.
+func ownProgram(d *strict.Document, of *shell.Command, in launcher.Allocation) error {
+	if of == nil {
+		return nil
+	}
+	line := launcher.Read(of, in)
+	if line == nil || strings.HasPrefix(filepath.Base(line.Program[0].Text), "pretrain_") {
+		return nil
+	}
+	var own []string
+	for _, m := range d.Root.Members {
+		if !megatronNames().Know(m.Name) {
+			own = append(own, m.Name)
+		}
+	}
+	if len(own) == 0 || 2*len(own) > len(d.Root.Members) { // a program of another kind has few of Megatron-LM's
+		return nil
+	}
+	return d.Inputf(line.Program[0].At, "the script starts %s, a program with arguments that Megatron-LM does not "+
+		"have, such as --%s: what it trains is not planned on paper", line.Program[0].Text,
+		strings.ReplaceAll(own[0], "_", "-")).WithHint(asItRuns(line))
 }
 
 // started has the ranks of a line that says them.
@@ -448,7 +481,8 @@ func (s *source) started(line *launcher.Line) {
 // madeArguments returns the arguments that a command of another program means.
 func madeArguments(file string, text []byte, read *shell.Script, t training) (*strict.Document, source, error) {
 	given := &strict.Document{File: file, Text: text, Root: t.root()}
-	if !t.kind.Assigns && len(t.arguments) > 0 && !strings.HasPrefix(t.arguments[0].Text, "-") {
+	ofFlags := !t.kind.Assigns && t.kind.Command == nil
+	if ofFlags && len(t.arguments) > 0 && !strings.HasPrefix(t.arguments[0].Text, "-") {
 		return nil, source{}, given.Inputf(t.arguments[0].At, "%s takes its arguments from %s, which is not read yet",
 			t.command, t.arguments[0].Text).WithHint("give them behind the command: --key value")
 	}
@@ -469,6 +503,9 @@ func madeArguments(file string, text []byte, read *shell.Script, t training) (*s
 	from.notes = slices.Concat(from.notes, notes, made.Notes)
 	if from.started(t.line); made.PerNode > 0 {
 		from.perNode, from.ranks = made.PerNode, made.PerNode*max(1, made.Nodes)
+	}
+	if from.files = made.Files; made.In != nil {
+		return made.In, from, nil
 	}
 	return &strict.Document{File: file, Text: text, Root: made.Root}, from, nil
 }

@@ -110,7 +110,10 @@ func TestReadMegatronScript(t *testing.T) {
 	for script, want := range map[string]string{
 		megatronJobScript: "",
 		"python pretrain_gpt.py --num-layers 2\npython pretrain_gpt.py --num-layers 4\n": "starts 2 trainings",
-		"A=(--num-layers 2\n":               "no script that Bash reads",
+		"A=(--num-layers 2\n": "no script that Bash reads",
+		// A program of its own is named in place of its arguments.
+		"torchrun --nproc_per_node 2 own/train.py --num-layers 2 --hidden-size 8 --use-te": "the script starts " +
+			"own/train.py, a program with arguments that Megatron-LM does not have, such as --use-te",
 		"if [ -z $A ]; then echo; fi; fi\n": "no script that Bash reads",
 		"if [ -z $A ]; then echo; fi\n":     "no arguments",
 	} {

@@ -46,7 +46,7 @@ func readPython(file string, text []byte, command []python.Argument) (source *py
 	source, err := python.ReadStarted(path, text, command, func(module string) ([]byte, string, error) {
 		text, err := files.Read(module, largest)
 		return text, module, err
-	}, libraries...)
+	}, unopened...)
 	if err != nil {
 		return nil, ""
 	}
@@ -297,6 +297,10 @@ var configures = lazyregexp.New(`^(?:\w+\.)*[A-Z]\w*(?:Config|Arguments)$`)
 
 // libraries have the classes that are known by their names.
 var libraries = strings.Fields("transformers trl peft unsloth")
+
+// unopened are modules that are known by the names of what they have, also where a source's own project has them.
+var unopened = append(strings.Fields(`megatron.bridge.models megatron.core megatron.bridge.data megatron.bridge.utils
+	megatron.bridge.training.config megatron.bridge.training.flex_dispatcher_backend`), libraries...)
 
 // OfLibrary reports whether a class is one of these libraries, or of no module that the source names.
 func OfLibrary(v *python.Value) bool {

@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -49,6 +50,16 @@ func TestSources(t *testing.T) {
 		f.Training.GradientAccumulation != 4 || f.Adapter == nil || f.Adapter.Rank != 8 || f.Quantization == nil ||
 		f.Attention != "sdpa" {
 		t.Errorf("got %+v", f)
+	}
+	uncut := strings.Replace(sourceOfLoRA, "max_length=2048", "max_length=None", 1)
+	if f, err := readAs(t, "train.py", uncut); err != nil || f.Sequence != 0 ||
+		!strings.Contains(fmt.Sprint(f.Notes), "max_length is null: no sequence is cut") {
+		t.Errorf("without a length: %+v, %v", f, err)
+	}
+	// A trainer of preferences without a key of its own is no file of TrainingArguments.
+	of := strings.NewReplacer("SFTConfig", "ORPOConfig", "SFTTrainer", "ORPOTrainer").Replace(sourceOfLoRA)
+	if f, err := readAs(t, "train.py", of); err != nil || f.Program != "TRL" || f.Model != "Qwen/Qwen3-8B" {
+		t.Errorf("ORPO: %+v, %v", f, err)
 	}
 	if place := f.Place(); place.Line != 6 {
 		t.Errorf("the model is named at %v", place)

@@ -29,6 +29,12 @@ func (r *runner) Get(name string) expand.Variable {
 	case name == "0" && r.file != "" && len(r.prefix) == 0:
 		return expand.Variable{Set: true, Kind: expand.String, Str: r.file}
 	case name == "#":
+		if r.level == 0 && r.demanded["#"] {
+			return expand.Variable{}
+		}
+		if r.level == 0 { // arguments of the script itself
+			r.asked = append(r.asked, name)
+		}
 		return expand.Variable{Set: true, Kind: expand.String, Str: strconv.Itoa(len(r.arguments))}
 	case name == "@" || name == "*":
 		var list []string

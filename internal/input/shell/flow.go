@@ -80,6 +80,23 @@ func (r *runner) leaves(words []Word) bool {
 	return true
 }
 
+// unlessDemanded follows statements behind a condition. If it asks for variables that the script does not set, and the
+// statements end the script with an error, the script demands these variables: whoever starts it sets them, and these
+// statements do not run. Conditions behind them that ask for these variables have no answer.
+func (r *runner) unlessDemanded(from int, follow func()) {
+	before, arguments, commands := r.copied(), r.arguments, len(r.out.Commands)
+	names := r.asked[from:]
+	follow()
+	if len(names) > 0 && r.flow.way == exits && r.flow.status == no {
+		r.out.Commands = r.out.Commands[:commands]
+		r.restore(before)
+		r.arguments, r.flow.way = arguments, goesOn
+		for _, name := range names {
+			r.demanded[name] = true
+		}
+	}
+}
+
 // apart follows statements that another process runs: what they set is lost, and an exit ends only that process.
 func (r *runner) apart(follow func()) {
 	before, arguments := r.copied(), r.arguments

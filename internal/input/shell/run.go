@@ -36,6 +36,8 @@ type runner struct {
 	level     int                  // of functions and sourced files around
 	locals    map[string]*variable // of the function that runs: values before it; nil outside of functions
 	open      map[string]bool      // variables whose values only a run can tell
+	asked     []string             // variables that the script does not set and conditions have asked for, each time
+	demanded  map[string]bool      // those without which the script ends with an error: only a run can tell them
 	exportAll bool                 // set -a
 	reading   int64                // where arithmetic stands that sets a variable
 	depth     int
@@ -198,6 +200,7 @@ func (r *runner) both(c *syntax.BinaryCmd) {
 		r.apart(func() { r.statement(c.Y) })
 		return
 	}
+	asked := len(r.asked)
 	holds := r.condition(c.X)
 	if holds == unsure && r.succeeds(c.X) {
 		holds = yes // a command does what it is for
@@ -210,7 +213,7 @@ func (r *runner) both(c *syntax.BinaryCmd) {
 	}
 	switch holds {
 	case yes:
-		r.statement(c.Y)
+		r.unlessDemanded(asked, func() { r.statement(c.Y) })
 	case unsure:
 		r.branches(c.X, func() { r.statement(c.Y) }, func() {})
 	}

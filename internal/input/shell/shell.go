@@ -171,7 +171,7 @@ func ReadWords(file string, words []Word, variables map[string]Word) (*Script, e
 
 func newRunner(text string, variables map[string]Word) *runner {
 	r := &runner{text: text, values: map[string]variable{}, functions: map[string]function{}, steps: mostSteps,
-		flow: &flow{}, open: map[string]bool{},
+		flow: &flow{}, open: map[string]bool{}, demanded: map[string]bool{},
 		outputs: map[*syntax.CmdSubst]string{},
 		out:     &Script{Lists: map[string][]Word{}, Written: map[string]string{}, settings: map[string][]setting{}}}
 	for name, value := range variables {

@@ -125,11 +125,22 @@ func TestConditions(t *testing.T) {
 		"[ -d x ] && N=2; a $N":                                          "a $N",
 		"N=2; [ -d x ] && N=2; a $N":                                     "a 2",
 		"if [ -f x ]; then N=1; else N=2; fi; if [ $N = 1 ]; then a; fi": "a: the condition [ $N = 1 ]",
-		"mkdir x && a":                          "mkdir x; a",
-		"cd x || exit 1; a":                     "cd x; a",
-		"for f in *.txt; do a $f; done":         "a $f: the loop over f",
-		"N=1; while read l; do N=2; done; a $N": "a 1",
-		"if command -v x; then a; fi":           "command -v x; a: the condition command -v x",
+		"mkdir x && a":      "mkdir x; a",
+		"cd x || exit 1; a": "cd x; a",
+		// A script that ends with an error where a variable is absent demands it of whoever starts it.
+		"[ -z \"$N\" ] && { echo no; exit 1; }; a $N":          "a $N",
+		"if [[ -z $N ]]; then usage; B=1; exit 1; fi; a $N $B": "a $N $B",
+		"[ -z $N ] && exit 1; if [ $N = 8 ]; then a; else b; fi": "a: the condition [ $N = 8 ]; b: the condition " +
+			"[ $N = 8 ]",
+		"[ $# = 1 ] || exit 1; if [ $1 = 8 ]; then a; else b; fi": "a: the condition [ $1 = 8 ]; b: the condition " +
+			"[ $1 = 8 ]",
+		"[[ -n $N ]] || exit 2; a":                "a",
+		"if [ -z $N ]; then a; exit 0; fi; b":     "a",
+		"N=; if [ -z $N ]; then a; exit 1; fi; b": "a",
+		"if [ $# -lt 1 ]; then a; exit 1; fi; b":  "b",
+		"for f in *.txt; do a $f; done":           "a $f: the loop over f",
+		"N=1; while read l; do N=2; done; a $N":   "a 1",
+		"if command -v x; then a; fi":             "command -v x; a: the condition command -v x",
 	} {
 		s, err := Read("", []byte(script), nil, nil)
 		if err != nil {

@@ -310,6 +310,10 @@ func (r *runner) known(w *syntax.Word) (string, bool) {
 		if len(r.out.settings[plain]) > 0 { // a condition or a loop sets it
 			return word.Text, false
 		}
+		if r.demanded[plain] || r.demanded["#"] && strings.Trim(plain, "0123456789") == "" {
+			return word.Text, false
+		}
+		r.asked = append(r.asked, plain)
 		if plain != "" && !slices.Contains(r.out.Unset, plain) {
 			r.out.Unset = append(r.out.Unset, plain)
 		}
@@ -337,7 +341,7 @@ func (r *runner) choose(c *syntax.IfClause) {
 		return
 	}
 	r.run(c.Cond[:len(c.Cond)-1])
-	last := c.Cond[len(c.Cond)-1]
+	last, asked := c.Cond[len(c.Cond)-1], len(r.asked)
 	otherwise := func() {
 		if c.Else != nil {
 			r.choose(c.Else)
@@ -345,7 +349,7 @@ func (r *runner) choose(c *syntax.IfClause) {
 	}
 	switch r.condition(last) {
 	case yes:
-		r.run(c.Then)
+		r.unlessDemanded(asked, func() { r.run(c.Then) })
 	case no:
 		otherwise()
 	case unsure:

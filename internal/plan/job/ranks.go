@@ -107,7 +107,8 @@ func (r *resolver) launched() error {
 				WithHint(fmt.Sprintf("give %s with the number that it has where the job runs", flag))
 		}
 	}
-	if l.EveryDevice && l.Several && r.GPUs == 0 && r.job.RanksPerNode == 0 && !r.CPU {
+	shards := r.Inputs.deepSpeed != nil || r.Inputs.fsdp != nil // which is for several GPUs
+	if l.EveryDevice && (l.Several || shards) && r.GPUs == 0 && r.job.RanksPerNode == 0 && !r.CPU {
 		return l.Place.Inputf("%s starts a rank on every GPU of a node, and the script does not say how many "+
 			"there are", l.By).WithHint("give --gpus with the GPUs of a node, such as --gpus 8")
 	}

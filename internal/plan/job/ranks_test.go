@@ -107,6 +107,7 @@ srun SWIFT  ->  does not say the value of ntasks
 accelerate launch --config_file nowhere.yaml --num_processes 2 SWIFT  ->  names nowhere.yaml, which is not here
 FORCE_TORCHRUN=1 llamafactory-cli train --stage sft --cutoff_len 128 --model_name_or_path Qwen/Qwen3-0.6B
     llamafactory-cli train starts a rank on every GPU
+trl sft --fsdp full_shard TRL  ->  trl sft starts a rank on every GPU of a node
 FORCE_TORCHRUN=1 NNODES=2 llamafactory-cli train --stage sft --cutoff_len 128 --model_name_or_path Qwen/Qwen3-0.6B
     llamafactory-cli train starts a rank on every GPU
 `

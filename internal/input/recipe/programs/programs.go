@@ -21,7 +21,8 @@ import (
 // A program that wraps others comes before them, as its files have their keys, too.
 func init() {
 	recipe.Register(slices.Concat(
-		[]*recipe.Kind{recipe.SeveralKind, swift.Megatron, slime.Kind, recipe.ArgumentsKind, verl.Megatron, verl.Kind},
+		[]*recipe.Kind{recipe.SeveralKind, swift.Megatron, slime.Kind, recipe.BridgeKind, recipe.ArgumentsKind,
+			verl.Megatron, verl.Kind},
 		recipe.OtherTrainings,
 		[]*recipe.Kind{
 			llamafactory.V1,

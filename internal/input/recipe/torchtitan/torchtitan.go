@@ -20,6 +20,7 @@ func section(lists ...strict.Keys) strict.Rule { return strict.Object(lists...).
 var Kind = &recipe.Kind{Name: "torchtitan configuration", Flag: recipe.ConfigFlag, Program: &torchtitan,
 	ConfigIn: "job.config_file $CONFIG_FILE", OnlyByFile: true,
 	Unnamed:         "torchtitan of 2026 names a function of Python by --module and --config, and plimsoll reads files",
+	Runs:            "python -m torchtitan.train",
 	LaunchVariables: []string{"NGPU", "NNODES"},
 	Commands:        map[string]string{"torchtitan/train.py": "torchtitan_train", "run_train.sh": "torchtitan_train"},
 	Marks:           "torchtitan_train activation_checkpoint parallelism", Settings: settings, SettingsOf: settingsOf}

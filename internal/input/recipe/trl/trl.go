@@ -15,8 +15,9 @@ import (
 // Kind is the kind of configurations of TRL's scripts, and of those that are made like them.
 var Kind = &recipe.Kind{Name: "configuration of a training script, such as TRL's", Flag: recipe.ConfigFlag,
 	Program: &trl, Settings: settings,
-	Marks: `trl_sft trl_dpo trl_kto trl_reward trl_grpo trl_rloo model_name_or_path dataset_name dataset_mixture
-		dataset_mixer use_peft lora_r+learning_rate lora_r+per_device_train_batch_size lora_r+num_train_epochs lora_r+output_dir`,
+	Marks: `trl_sft trl_dpo trl_kto trl_reward trl_grpo trl_rloo cpo_alpha model_name_or_path dataset_name
+		dataset_mixture dataset_mixer use_peft lora_r+learning_rate lora_r+per_device_train_batch_size
+		lora_r+num_train_epochs lora_r+output_dir`,
 	Python:   fromPython,
 	ConfigIn: "config", EveryDevice: true, ByAccelerate: true, Abbreviates: true,
 	Commands: map[string]string{"trl sft": "trl_sft", "trl dpo": "trl_dpo", "trl kto": "trl_kto",
@@ -102,7 +103,11 @@ func (r *reader) read() error {
 		if r.Gives("max_seq_length") { // its name before 0.16
 			length = "max_seq_length"
 		}
-		r.Longest(length)
+		if r.Has(length) && !r.Gives(length) {
+			r.Note(length, "is null: no sequence is cut, and --seq-len says how long the longest one is")
+		} else {
+			r.Longest(length)
+		}
 		if r.Gives("pad_to_multiple_of") {
 			r.PadTo("pad_to_multiple_of")
 		}
