@@ -229,29 +229,41 @@ type taken struct {
 // passes are how often all levers are tried: one may help only beside others.
 const passes = 3
 
-// climb takes what helps of the levers until the job fits.
+// climb takes what helps of the levers until the job fits. What shortens sequences comes when no other helps any more.
 func (c *climber) climb(from *standing, list []Lever) (*standing, []taken, error) {
+	isShorter := func(l Lever) bool { return l.Why == shortens }
 	at, rungs := from, []taken(nil)
-	for range passes {
-		before := len(rungs)
-		for i, l := range list {
-			if at.lack() == 0 {
-				return at, rungs, nil
-			}
-			if !mayHelp(at, rungs, &l) {
-				continue
-			}
-			c.ahead(at, rungs, list[i:])
-			next, way, err := c.best(at, l)
-			if err != nil {
+	for _, some := range [][]Lever{slices.DeleteFunc(slices.Clone(list), isShorter), list} {
+		for range passes {
+			before := len(rungs)
+			var err error
+			if at, rungs, err = c.pass(at, rungs, some); err != nil {
 				return nil, nil, err
 			}
-			if next != nil && at.lack()-next.lack() >= max(1, min(c.Plan.Verdict.Capacity/200, at.lack()/2)) {
-				at, rungs = next, append(rungs, taken{l, way})
+			if len(rungs) == before || at.lack() == 0 {
+				break
 			}
 		}
-		if len(rungs) == before {
+	}
+	return at, rungs, nil
+}
+
+// pass tries all levers once.
+func (c *climber) pass(at *standing, rungs []taken, list []Lever) (*standing, []taken, error) {
+	for i, l := range list {
+		if at.lack() == 0 {
 			break
+		}
+		if !mayHelp(at, rungs, &l) {
+			continue
+		}
+		c.ahead(at, rungs, list[i:])
+		next, way, err := c.best(at, l)
+		if err != nil {
+			return nil, nil, err
+		}
+		if next != nil && at.lack()-next.lack() >= max(1, min(c.Plan.Verdict.Capacity/200, at.lack()/2)) {
+			at, rungs = next, append(rungs, taken{l, way})
 		}
 	}
 	return at, rungs, nil
