@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/job"
 	"plimsoll/internal/plan/lever"
@@ -200,7 +201,8 @@ func withSharding(q job.Request, sharding string) (job.Request, bool) {
 		return q, q.GPUs*max(1, q.Nodes) > 1
 	case kind != "":
 		q.ZeRO = strings.TrimPrefix(kind, "zero")
-		if q.Precision == "" {
+		j, err := q.Resolve()
+		if err == nil && q.Precision == "" && j.ParameterType == dtype.BF16 { // DeepSpeed trains in fp32 otherwise
 			q.Precision = "bf16"
 		}
 		switch offload {

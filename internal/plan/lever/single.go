@@ -96,17 +96,14 @@ func trainsAll(j *job.Job) bool {
 		j.Parallel.Tensor <= 1 && j.HostExperts == nil
 }
 
-// rank is that of adapters in most recipes.
-const rank = 16
-
 func adapter(j *job.Job) [][]amend.Setting {
-	return when(trainsAll(j), to(adapterRank, rank), to(adapted, "all-linear"))
+	return when(trainsAll(j), to(adapterRank, job.UsualRank), to(adapted, "all-linear"))
 }
 
 func quantizedAdapter(j *job.Job) [][]amend.Setting {
 	settings := []amend.Setting{to(quantization, "nf4")}
 	if j.Adapter == nil {
-		settings = append(settings, to(adapterRank, rank), to(adapted, "all-linear"))
+		settings = append(settings, to(adapterRank, job.UsualRank), to(adapted, "all-linear"))
 	}
 	return when(j.Megatron == nil && j.Quantization == nil && j.Pipeline == nil && j.Parallel.Tensor <= 1 &&
 		j.HostExperts == nil, settings...)
