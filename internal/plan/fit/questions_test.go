@@ -93,8 +93,8 @@ func (m machine) request(name, way string, length int) job.Request {
 }
 
 func questionOf(q job.Request) string {
-	return fmt.Sprintf("%s on %d x %d %s, %d tokens, lora %d, qlora %d, micro batch %d, %s %s", q.Model, q.Nodes, q.GPUs,
-		q.GPU, q.Sequence, q.LoRA, q.QLoRA, q.MicroBatch, q.Precision, q.Optimizer)
+	return fmt.Sprintf("%s on %d x %d %s, %d tokens, lora %d, qlora %d, micro batch %d, %s %s", q.Model, q.Nodes,
+		q.GPUs, q.GPU, q.Sequence, q.LoRA, q.QLoRA, q.MicroBatch, q.Precision, q.Optimizer)
 }
 
 // departure is how far an answer departs from the training that was asked for.
@@ -243,8 +243,8 @@ func TestAnswers(t *testing.T) {
 		}
 		n.ask(t, fmt.Sprintf("%d: %s", i, questionOf(q)), q)
 	}
-	t.Logf("%d questions: %d fit as they are, %d have a ladder that fits and %d a recipe, %d nothing that fits; for %d "+
-		"there was a better answer", n.asked, n.fit, n.ladders, n.recipes, n.none, n.nearer)
+	t.Logf("%d questions: %d fit as they are, %d have a ladder that fits and %d a recipe, %d nothing that fits; for "+
+		"%d there was a better answer", n.asked, n.fit, n.ladders, n.recipes, n.none, n.nearer)
 	if n.ladders == 0 || n.recipes == 0 {
 		t.Error("no ladder or no recipe fits")
 	}
