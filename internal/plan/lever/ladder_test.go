@@ -151,6 +151,9 @@ func TestLaddersOfSmallHosts(t *testing.T) {
 
 // TestLadderOfVaryingLengths: with lengths that vary the rungs promise what plans with such lengths say.
 func TestLadderOfVaryingLengths(t *testing.T) {
+	if testing.Short() {
+		t.Skip("plans dozens of steps")
+	}
 	q := job.Request{Model: "qwen2.5-0.5b", GPU: "RTX-3060-12GB", Sequence: 2048, MicroBatch: 4}
 	q.ShortestSequence = 256
 	l, err := Climb(Question{Need: GPUMemory, Request: q, Plan: planned(t, q)})
