@@ -484,6 +484,10 @@ func TestDisks(t *testing.T) {
 	if two, err := Search(q); err != nil || two.Fastest == nil || two.Fastest.Overrides.Tier.Disks != 2 {
 		t.Errorf("with two disks: %+v, %v", two.Fastest, err)
 	}
+	q.Request.Optimizer = "adamw/fused"
+	if _, err := Search(q); !errors.As(err, new(*fault.Input)) {
+		t.Errorf("disks for another optimizer: %v", err)
+	}
 	q.States.Tier = job.Tier{Memory: ledger.GiB}
 	if _, err := Search(q); !errors.As(err, new(*fault.Input)) {
 		t.Errorf("memory without a disk: %v", err)

@@ -174,6 +174,11 @@ func newTorchSearch(q Question) (*torchSearch, error) {
 		return m.torchSearch, nil
 	}
 	s.variants, err = s.listVariants()
+	isOnDisk := func(v variant) bool { return v.overrides.Tier.Disks > 0 }
+	if err == nil && q.States.Tier.Disks > 0 && !slices.ContainsFunc(s.variants, isOnDisk) {
+		return nil, fault.Inputf("--tier is for states of plimsoll.torch.AdamW, and no recipe of this job has them").
+			WithHint("leave out --tier, or the optimizer, adapter or files that say another")
+	}
 	return s, err
 }
 
