@@ -171,6 +171,7 @@ func TestPage(t *testing.T) {
 			}
 		})
 	}
+	t.Run("switched", func(t *testing.T) { switched(t, p) })
 	t.Run("typed", func(t *testing.T) { typed(t, p) })
 	t.Run("link", func(t *testing.T) { restored(t, of, p) })
 	t.Run("looks", func(t *testing.T) { looks(t, p) })
@@ -249,6 +250,36 @@ func usable(t *testing.T, p *tab) {
 	}
 	if best >= 3000 {
 		late(t, "the first answer takes %.0f ms, expected 3 s at most", best)
+	}
+}
+
+// switched presses an example that does not fit, and makes the changes that the page lists: all, and then one less.
+func switched(t *testing.T, p *tab) {
+	const forget = `delete document.documentElement.dataset.answered`
+	press := func(selector string) (verdict string) {
+		read[bool](t, p, forget)
+		p.do(t, chromedp.Click(selector))
+		p.wait(t, answered)
+		return read[string](t, p, `JSON.parse(document.getElementById("json").textContent).verdict`)
+	}
+	const rungs = `document.querySelectorAll("#ladder input").length`
+	if v := press(`#examples button:nth-child(2)`); v != "does not fit" || read[int](t, p, rungs) == 0 {
+		t.Fatalf("the example: %s, with %d changes", v, read[int](t, p, rungs))
+	}
+	want, _, _ := run(t, t.TempDir(), strings.Fields("plan --model qwen2.5-3b --gpu RTX-4090 --host-memory 64GiB "+
+		"--seq-len 1024 --json")...)
+	if got, _, _ := answerOf(t, p); got != want {
+		t.Errorf("the example is answered with %.200s, want %.200s", got, want)
+	}
+	if v := press(`#all-rungs`); v != "fits" {
+		t.Errorf("with all changes: %s", v)
+	}
+	if on := read[int](t, p, `document.querySelectorAll("#ladder input:checked").length`); on == 0 {
+		t.Error("no switch is on")
+	}
+	p.picture(t, "page-ladder.png")
+	if v := press(`#ladder input:checked`); v == "fits" {
+		t.Errorf("with one change less: %s", v)
 	}
 }
 

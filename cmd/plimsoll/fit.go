@@ -60,7 +60,10 @@ A job is described as to plimsoll plan. Settings that are given are kept.`,
 	q := &options.question
 	jobFlags(command, &q.Request, &options.clip)
 	jobArguments(command, &q.Request, &q.Request.Configs)
-	group(command, statesOnHost, func() { restFlags(command, &q.States) })
+	group(command, statesOnHost, func() {
+		restFlags(command, &q.States)
+		tierOnPaperFlags(command, &q.States.Tier, "also recipes with the states of plimsoll.torch.AdamW")
+	})
 	group(command, megatron.Program, func() { megatronFlags(command, &q.Request.MegatronArguments) })
 	group(command, machineSpeed, func() {
 		machineFlags(command, &options.machine)

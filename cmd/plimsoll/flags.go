@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -16,6 +17,7 @@ import (
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/gpu"
 	"plimsoll/internal/machine/binding"
+	"plimsoll/internal/plan/job"
 )
 
 // formerNames maps former names of flags to their present names. The former names still work, and no help shows them.
@@ -341,6 +343,51 @@ func (n *countFlag) Set(text string) error {
 	}
 	*n = countFlag(count)
 	return nil
+}
+
+// rankFlag is the rank of an adapter on the command line.
+type rankFlag struct {
+	rank *int
+	of   *job.Shorthand
+}
+
+// usualRank is what withRanks gives to a flag that has no rank.
+const usualRank = "usual"
+
+func (r rankFlag) String() string {
+	if r.rank == nil {
+		return ""
+	}
+	return (*countFlag)(r.rank).String()
+}
+
+func (r rankFlag) Type() string { return "int" }
+
+func (r rankFlag) Set(text string) error {
+	if r.of.AnyRank = text == usualRank; r.of.AnyRank {
+		*r.rank = job.UsualRank
+		return nil
+	}
+	return (*countFlag)(r.rank).Set(text)
+}
+
+// withRanks gives the usual rank to the flags of adapters that have none: they are last, or another flag follows. It
+// leaves the arguments of programs alone.
+func withRanks(root *cobra.Command, arguments []string) []string {
+	if c, _, err := root.Find(arguments); err != nil || c.Flags().Lookup("lora") == nil {
+		return arguments
+	}
+	list := slices.Clone(arguments)
+	for i, a := range list {
+		isLast := i+1 == len(list) || strings.HasPrefix(list[i+1], "--")
+		switch {
+		case a == "--", slices.Contains(launchers, filepath.Base(a)):
+			return list
+		case isLast && (a == "--lora" || a == "--qlora"):
+			list[i] = a + "=" + usualRank
+		}
+	}
+	return list
 }
 
 // joinedFlag joins the texts of a flag that is given again with commas.

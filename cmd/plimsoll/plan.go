@@ -123,6 +123,9 @@ func jobArguments(c *cobra.Command, q *job.Request, to *[]string) {
 		if len(arguments) > 0 && slices.Contains(launchers, filepath.Base(arguments[0])) {
 			return programWithoutDashes(c, arguments)
 		}
+		if q.AnyRank {
+			logTo(c)("the adapter has a rank of %d, as in most recipes: give yours to --lora or --qlora", job.UsualRank)
+		}
 		if err := rankNamesGPU(q); err != nil {
 			return err
 		}
@@ -395,11 +398,12 @@ func trainingFlags(c *cobra.Command, q *job.Request, clip *float64) {
 		"fuse the linear layer before the loss with the cross entropy, as Liger does")
 	flags.StringSliceVar(&q.Freeze, "freeze", nil, "`parts` of a multimodal model that are not trained: "+
 		strings.Join(model.PartNames(), ", "))
-	flags.Var((*countFlag)(&q.LoRA), "lora",
-		"`rank` of a LoRA adapter, with PEFT's defaults for what --adapter would say")
+	flags.Var(rankFlag{&q.LoRA, &q.Shorthand}, "lora",
+		"`rank` of a LoRA adapter, with PEFT's defaults for what --adapter would say (without a rank: 16)")
 	flags.StringSliceVar(&q.LoRATargets, "lora-targets", nil, "`modules` that --lora adapts, such as q_proj,v_proj, "+
 		"or all-linear (default: PEFT's for the model)")
-	flags.Var((*countFlag)(&q.QLoRA), "qlora", "`rank` of a LoRA adapter of all linear modules of a model in NF4")
+	flags.Var(rankFlag{&q.QLoRA, &q.Shorthand}, "qlora",
+		"`rank` of a LoRA adapter of all linear modules of a model in NF4 (without a rank: 16)")
 	flags.BoolVar(&q.OffloadsActivations, "offload-activations", false, "what the backward pass needs waits on the "+
 		"host, as with TRL's activation_offloading")
 	choiceFlag(c, &q.AdapterPrecision, "adapter-precision", "", "`dtype` of the adapter's parameters: VALUES",

@@ -244,3 +244,24 @@ func TestCheckpointingAmongNames(t *testing.T) {
 		}
 	}
 }
+
+// TestRankOfAdapters: an adapter without a rank has the usual one, and the plan says so. The rank may stand behind the
+// flag as before.
+func TestRankOfAdapters(t *testing.T) {
+	for flag, want := range map[string]string{
+		"--lora 16 --lora-targets all-linear": "--lora --lora-targets all-linear", "--qlora 16": "--qlora",
+		"--qlora=16": "--qlora --seq-len 512", "--qlora 16 --seq-len 512": "--qlora --seq-len=512"} {
+		rest := " plan qwen2.5-0.5b 4090 --micro-batch 1 --seq-len 512 --long "
+		given, _, code := runs(strings.Fields(rest + flag)...)
+		without, said, same := runs(strings.Fields(rest + want)...)
+		if code != exitDone || same != code || !strings.Contains(said, "has a rank of 16") {
+			t.Errorf("%s: %d, %d, %s", want, code, same, said)
+		}
+		note := "a rank of 16, as most recipes have: no rank was given; "
+		squeezed := func(s string) string { return strings.Join(strings.Fields(s), " ") }
+		if got := squeezed(without); !strings.Contains(got, note) ||
+			strings.Replace(got, note, "", 1) != squeezed(given) {
+			t.Errorf("%s plans\n%s\nand %s\n%s", flag, given, want, without)
+		}
+	}
+}

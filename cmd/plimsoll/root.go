@@ -52,7 +52,7 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 	letQuit = endAtQuit()
 	defer letQuit()
 	root := rootCommand()
-	root.SetArgs(arguments)
+	root.SetArgs(withRanks(root, arguments))
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetContext(context.Background())

@@ -33,6 +33,7 @@ type CUDA struct {
 	largeSegment ledger.Bytes
 	expandable   bool
 	grows        bool // instead of running out of memory
+	hasGrown     bool
 	divisions    [16]ledger.Bytes
 
 	small, large blockPool
@@ -275,6 +276,7 @@ func (c *CUDA) allocBlockWithRetries(s *freeList, size ledger.Bytes) *block {
 
 // grow gives the device what a request lacks.
 func (c *CUDA) grow(s *freeList, size ledger.Bytes) {
+	c.hasGrown = true
 	segment := c.segmentSize(size)
 	if c.expandable {
 		segment = c.unmappedOf(s, size)

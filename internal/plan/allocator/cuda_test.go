@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -428,6 +429,44 @@ func TestGrowing(t *testing.T) {
 		}
 		if err := c.Free(kept); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// TestGrowingIsLimited: while the device suffices, an allocator that grows takes what one with a limit takes, also
+// where an expandable segment has used up its address space.
+func TestGrowingIsLimited(t *testing.T) {
+	for _, settings := range []string{"", "expandable_segments:True"} {
+		configuration, err := ParseConfiguration(settings, version.Version{Major: 2, Minor: 13})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for seed := range uint64(200) {
+			draws := rand.New(rand.NewPCG(seed, 0))
+			limited, grows := NewCUDA(configuration, ledger.GiB), NewGrowingCUDA(configuration, ledger.GiB)
+			var held [][2]Block
+			for range 100 {
+				if i := draws.IntN(4); i < len(held) {
+					if err := errors.Join(limited.Free(held[i][0]), grows.Free(held[i][1])); err != nil {
+						t.Fatal(err)
+					}
+					held = slices.Delete(held, i, i+1)
+				}
+				size := ledger.Bytes(1+draws.IntN(400)) * ledger.MiB
+				a, err := limited.Allocate(size, 0)
+				if err != nil {
+					break
+				}
+				b, err := grows.Allocate(size, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				held = append(held, [2]Block{a, b})
+				if limited.Statistics() != grows.Statistics() {
+					t.Fatalf("%q, %d: %+v with a limit, %+v growing", settings, seed, limited.Statistics(),
+						grows.Statistics())
+				}
+			}
 		}
 	}
 }

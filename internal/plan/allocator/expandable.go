@@ -42,10 +42,11 @@ func (c *CUDA) findExpandable(s *freeList, size ledger.Bytes) *block {
 	if found != nil {
 		return found
 	}
-	// Address space costs nothing, so PyTorch reserves more than the device has
-	// memory: a segment can grow past its holes.
+	// Address space costs nothing, so PyTorch reserves an eighth more than the
+	// device has memory: a segment can grow past its holes, until that is used
+	// up. The space of a device that has grown has no end.
 	space := c.capacity
-	if c.grows {
+	if c.hasGrown {
 		space = limitless
 	}
 	b := c.newSegment(s, roundUp(space+space/8, s.pool.page))

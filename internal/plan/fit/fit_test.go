@@ -451,3 +451,45 @@ func TestNothing(t *testing.T) {
 		}
 	}
 }
+
+// TestDisks: a recipe has its states on a disk where nothing else of the same training fits a host whose memory is
+// known, and says what rate it assumes. Who names disks gets recipes with so many.
+func TestDisks(t *testing.T) {
+	q := Question{Request: job.Request{Model: "qwen2.5-3b", GPU: "RTX-4090", HostMemory: 24 * ledger.GiB,
+		Sequence: 512}, Machine: fast}
+	isAssumed := func(a *Answer) bool {
+		return slices.ContainsFunc(a.Assumed, func(s string) bool { return strings.Contains(s, "--disk-bandwidth") })
+	}
+	a, err := Search(q)
+	if err != nil || a.Fastest == nil || a.Ladder != nil {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	if a.Fastest.Overrides.Tier.Disks != 1 || !isAssumed(a) {
+		t.Errorf("%s on %+v, assuming %q", a.Fastest.Name, a.Fastest.Overrides.Tier, a.Assumed)
+	}
+	for _, r := range append(a.Front, a.LargestBatch, a.Longest) {
+		checkRecipe(t, q.Request, r)
+	}
+	q.Machine.Disk = 12e9
+	quick, err := Search(q)
+	if err != nil || isAssumed(quick) || quick.Fastest.Speed() <= a.Fastest.Speed() {
+		t.Errorf("12 GB/s of a disk make %f tokens/s of %f, assuming %q, %v", quick.Fastest.Speed(), a.Fastest.Speed(),
+			quick.Assumed, err)
+	}
+	q.Request.HostMemory = 64 * ledger.GiB
+	if roomy, err := Search(q); err != nil || roomy.Fastest == nil || roomy.Fastest.Overrides.Tier.Disks > 0 {
+		t.Errorf("with 64 GiB: %+v, %v", roomy.Fastest, err)
+	}
+	q.Request.HostMemory, q.States.Tier.Disks = 24*ledger.GiB, 2
+	if two, err := Search(q); err != nil || two.Fastest == nil || two.Fastest.Overrides.Tier.Disks != 2 {
+		t.Errorf("with two disks: %+v, %v", two.Fastest, err)
+	}
+	q.Request.Optimizer = "adamw/fused"
+	if _, err := Search(q); !errors.As(err, new(*fault.Input)) {
+		t.Errorf("disks for another optimizer: %v", err)
+	}
+	q.States.Tier = job.Tier{Memory: ledger.GiB}
+	if _, err := Search(q); !errors.As(err, new(*fault.Input)) {
+		t.Errorf("memory without a disk: %v", err)
+	}
+}

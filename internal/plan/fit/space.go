@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/deepspeed"
@@ -46,6 +47,12 @@ func (s *torchSearch) listVariants() ([]variant, error) {
 	if err != nil {
 		return nil, err
 	}
+	return s.withRecomputing(engines)
+}
+
+// withRecomputing lists variants of engines: the GPUs that are tried, with their degrees, and what is recomputed.
+func (s *torchSearch) withRecomputing(engines []variant) ([]variant, error) {
+	q, base, said := s.Question, s.base, s.answer.Says
 	recomputes := []string{"none", "selective", "full"}
 	if said {
 		recomputes = []string{"none", "full"} // what files can say
@@ -118,13 +125,13 @@ func (q *Question) engines(base *job.Job, said bool) ([]variant, error) {
 	case base.FSDP != nil && q.Request.FSDP == "":
 		return q.fsdpRoads("", base), nil
 	}
-	plain := variant{name: "DistributedDataParallel", overrides: job.Overrides{FSDP: job.NoFSDP}}
-	if base.World == 1 {
-		plain.name = "one GPU"
-	}
+	plain := plainVariant(base)
 	list := q.withStates(plain)
 	if !said {
 		list = append(list, q.inService(plain, base)...)
+	}
+	if !said && q.States.Tier.Disks > 0 {
+		list = append(list, q.onDisks(plain, base)...)
 	}
 	if base.World > 1 {
 		list = append(list, q.fsdpRoads("2", base)...)
@@ -142,6 +149,15 @@ func (q *Question) engines(base *job.Job, said bool) ([]variant, error) {
 		return nil, fault.File(ConfigFile).Inputf("%v", err)
 	}
 	return append(list, deepSpeedRoads(text, parsed)...), nil
+}
+
+// plainVariant is torch's own loop.
+func plainVariant(base *job.Job) variant {
+	v := variant{name: "DistributedDataParallel", overrides: job.Overrides{FSDP: job.NoFSDP}}
+	if base.World == 1 {
+		v.name = "one GPU"
+	}
+	return v
 }
 
 // ConfigFile is the name of a DeepSpeed configuration that no file of the user was.
@@ -233,6 +249,18 @@ func (q *Question) inService(v variant, base *job.Job) []variant {
 	return list
 }
 
+// onDisks lists the roads of inService with the states in files on disks: those that are given, or one.
+func (q *Question) onDisks(v variant, base *job.Job) []variant {
+	list := q.inService(v, base)
+	for i := range list {
+		tier := q.States.Tier
+		tier.Disks = max(1, tier.Disks)
+		list[i].overrides.Tier = tier
+		list[i].name += ", states on " + ledger.Plural(tier.Disks, "disk")
+	}
+	return list
+}
+
 // rests reports whether states may rest on the host, by plimsoll.torch.StateOffload.
 func (q *Question) rests() bool { return q.States.Master != "" && q.States.Master != "none" }
 
@@ -250,7 +278,7 @@ func (q *Question) withStates(v variant) []variant {
 	for _, mode := range job.OffloadModes {
 		for _, format := range moments {
 			o, with := q.States, v
-			o.What, o.Mode, o.Moments = job.OffloadStates, mode, format
+			o.What, o.Mode, o.Moments, o.Tier = job.OffloadStates, mode, format, job.Tier{}
 			with.name += ", states on the host, " + mode
 			if q.AnyMoments {
 				with.name += ", " + format + " moments"

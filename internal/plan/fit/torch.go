@@ -12,6 +12,7 @@ import (
 	"plimsoll/internal/plan/job"
 	"plimsoll/internal/plan/lever"
 	"plimsoll/internal/plan/plan"
+	"plimsoll/internal/plan/roads"
 	"plimsoll/internal/plan/steptime"
 )
 
@@ -51,12 +52,56 @@ func Search(q Question) (*Answer, error) {
 		return nil, s.nothing()
 	}
 	if s.answer.Fastest == nil {
-		return s.answer, s.asked()
+		if err := s.asked(); err != nil {
+			return s.answer, err
+		}
+		if err := s.tryDisks(); err != nil || s.answer.Fastest == nil {
+			return s.answer, err
+		}
 	}
+	s.answer.Assumed = append(s.answer.Assumed, s.assumedDisks()...)
 	if s.answer.Untimed {
 		return s.answer, nil
 	}
 	return s.answer, s.longest()
+}
+
+// tryDisks searches recipes with states on a disk, where nothing else of the same training fits the memory of a host
+// that is known. A disk makes steps slow, so what fits without one is the better answer.
+func (s *torchSearch) tryDisks() error {
+	a := s.answer
+	withoutDisk := a.Ladder.Fits() && !a.Ladder.Trains() && a.Ladder.All.Request.Offload.Tier.Disks == 0
+	if withoutDisk || a.Says || s.base.HostMemory == 0 || s.base.Megatron != nil || s.States.Tier.Disks > 0 ||
+		a.Asked != nil && a.Asked.Verdict.Result == plan.Fits {
+		return nil
+	}
+	var err error
+	if s.variants, err = s.withRecomputing(s.onDisks(plainVariant(s.base), s.base)); err != nil {
+		return err
+	}
+	closest := a.Closest
+	if err := s.run(); err != nil {
+		return err
+	}
+	if a.Fastest != nil {
+		a.Asked, a.Ladder, a.Closest = nil, nil, nil
+	} else if closest != nil {
+		a.Closest = closest
+	}
+	return nil
+}
+
+// assumedDisks says the rate of disks that nobody gives, where a recipe of the answer has states on them.
+func (s *torchSearch) assumedDisks() (list []string) {
+	for _, r := range s.answer.Front {
+		if r.Overrides.Tier.Disks > 0 && s.machine.Disk == 0 {
+			const gigabyte = 1e9
+			return []string{fmt.Sprintf("%g GB/s that each disk reads and writes, %g to %g in the interval: assumed, "+
+				"as SSDs for PCIe 4 do; give yours to --disk-bandwidth", roads.AssumedDisk[0]/gigabyte,
+				roads.AssumedDisk[1]/gigabyte, roads.AssumedDisk[2]/gigabyte)}
+		}
+	}
+	return nil
 }
 
 // asked plans the job as it was asked, where no recipe of the search fits: what makes it fit may be none of a recipe.
@@ -84,7 +129,7 @@ func (s *torchSearch) asked() error {
 }
 
 func newTorchSearch(q Question) (*torchSearch, error) {
-	if rest := (job.Offload{Master: q.States.Master}); !q.rests() && q.States != rest {
+	if rest := (job.Offload{Master: q.States.Master, Tier: q.States.Tier}); !q.rests() && q.States != rest {
 		return nil, fault.Inputf("flags say how states rest on the host, but --master does not say who has the " +
 			"master weights").WithHint("add --master split or --master fp32, or leave the other flags out")
 	}
@@ -94,6 +139,10 @@ func newTorchSearch(q Question) (*torchSearch, error) {
 	}
 	if err := q.States.CheckChoices(); err != nil {
 		return nil, err
+	}
+	if q.States.Tier.Memory > 0 && q.States.Tier.Disks == 0 {
+		return nil, fault.Inputf("--memory says how much memory a --tier has, and there is none").
+			WithHint("add --tier with a folder on each disk")
 	}
 	in, err := job.Read(q.Request)
 	if err != nil {
@@ -125,6 +174,11 @@ func newTorchSearch(q Question) (*torchSearch, error) {
 		return m.torchSearch, nil
 	}
 	s.variants, err = s.listVariants()
+	isOnDisk := func(v variant) bool { return v.overrides.Tier.Disks > 0 }
+	if err == nil && q.States.Tier.Disks > 0 && !slices.ContainsFunc(s.variants, isOnDisk) {
+		return nil, fault.Inputf("--tier is for states of plimsoll.torch.AdamW, and no recipe of this job has them").
+			WithHint("leave out --tier, or the optimizer, adapter or files that say another")
+	}
 	return s, err
 }
 

@@ -18,6 +18,9 @@ func (r *resolver) adapter() (err error) {
 	}
 	j.Adapter = r.Inputs.adapter
 	r.note(j.Adapter.Notes)
+	if r.AnyRank {
+		r.assume("a rank of %d, as most recipes have: no rank was given", UsualRank)
+	}
 	if err := r.fusedTargets(); err != nil {
 		return err
 	}

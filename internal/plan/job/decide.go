@@ -20,6 +20,7 @@ type Overrides struct {
 	FSDPOffload                        bool
 	States                             *Offload // how states are offloaded
 	Optimizer                          string   // of the names of a request
+	Tier                               Tier     // where the optimizer service holds states, with one of its optimizers
 
 	TensorParallel, ContextParallel, PipelineParallel int
 	PipelineSchedule                                  string
@@ -56,7 +57,7 @@ func (o Overrides) Request(q Request) Request {
 	if o.DeepSpeed != nil {
 		q.Precision = ""
 	}
-	q.Optimizer = cmp.Or(o.Optimizer, q.Optimizer)
+	q.Optimizer, q.Offload.Tier = cmp.Or(o.Optimizer, q.Optimizer), cmp.Or(o.Tier, q.Offload.Tier)
 	q.TensorParallel = cmp.Or(o.TensorParallel, q.TensorParallel)
 	q.ContextParallel = cmp.Or(o.ContextParallel, q.ContextParallel)
 	if o.PipelineParallel > 1 {

@@ -194,9 +194,9 @@ func (r *resolver) chunkedLoss() {
 var ligerModels = strings.Fields("gemma gemma2 gemma3_text gemma3 glm4 llama llama4 mistral mixtral olmo2 phi3 qwen2 " +
 	"qwen3 qwen3_moe qwen3_next smollm3 granite")
 
-// HasLiger reports whether liger-kernel has kernels for a model.
+// HasLiger reports whether liger-kernel has a loss for a model that makes no logits.
 func HasLiger(m *model.Model) bool {
-	return len(m.Network.Towers) == 0 && slices.Contains(ligerModels, m.Type) && m.Type != "granite"
+	return slices.Contains(ligerModels, m.Type) && m.Type != "granite"
 }
 
 // liger replaces modules by those of liger-kernel. The Trainer leaves a model

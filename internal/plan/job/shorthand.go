@@ -20,11 +20,15 @@ type Shorthand struct {
 	LoRA        int      `json:",omitempty"` // rank
 	LoRATargets []string `json:",omitempty"` // target_modules, or "all-linear" alone
 	QLoRA       int      `json:",omitempty"` // rank of a LoRA on all linear modules of a model in NF4
+	AnyRank     bool     `json:",omitempty"` // nobody gave the rank: it is UsualRank
 	// OffloadsActivations keeps what the backward pass needs on the host, as TRL's OffloadActivations does.
 	OffloadsActivations bool `json:",omitempty"`
 	// Rollout is an engine that generates answers, as rollout.Parse reads it.
 	Rollout string `json:",omitempty"`
 }
+
+// UsualRank is that of adapters in most recipes.
+const UsualRank = 16
 
 // inFull returns a request that says by other flags what --qlora says.
 func (q Request) inFull() (Request, error) {

@@ -4,8 +4,12 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/ledger"
@@ -64,7 +68,25 @@ func (r *Rung) Says() string {
 type climber struct {
 	weigher
 	files []string
-	known map[string]*standing
+
+	sync.Mutex
+	known map[string]*planning
+}
+
+// planning plans a job once, whoever asks first.
+type planning struct {
+	sync.Once
+	standing *standing
+	err      error
+}
+
+func newClimber(q Question) *climber {
+	c := &climber{weigher: weigher{Question: q, device: q.Need.Device()}, files: q.Plan.Job.Files,
+		known: map[string]*planning{}}
+	c.Phase = nil
+	c.step, _ = q.Plan.Time(q.Machine)
+	c.before, _ = q.Plan.Held(c.device, nil)
+	return c
 }
 
 // standing is a job with some settings, planned.
@@ -77,41 +99,74 @@ type standing struct {
 // Climb returns the ladder of a job that lacks memory. It takes changes that free memory in the order of their costs
 // until the job fits, and then leaves out those that it fits without. It returns nil where no change helps.
 func Climb(q Question) (*Ladder, error) {
-	c := &climber{weigher: weigher{Question: q, device: q.Need.Device()}, files: q.Plan.Job.Files,
-		known: map[string]*standing{}}
-	c.Phase = nil
-	c.step, _ = q.Plan.Time(q.Machine)
-	c.before, _ = q.Plan.Held(c.device, nil)
-	start := &standing{plan: q.Plan}
-	best, taken, err := c.climb(start, climbed)
+	c := newClimber(q)
+	list, err := c.even()
 	if err != nil {
 		return nil, err
 	}
-	if best.lack() > 0 || trains(taken) { // what keeps more on the host may suffice in place of what keeps less there
+	if list == nil {
+		if list, err = c.search(); err != nil || list == nil {
+			return nil, err
+		}
+	}
+	return c.ladder(list)
+}
+
+// even looks for changes with all sequences as long as the longest, where the lengths of the job vary: such a plan
+// takes a hundredth of the time. It returns those that make the job fit with its own lengths, too; nil for none.
+func (c *climber) even() ([]taken, error) {
+	if c.Request.ShortestSequence == 0 {
+		return nil, nil
+	}
+	q := c.Question
+	q.Request.ShortestSequence = 0
+	j, err := q.Request.Resolve()
+	if err != nil {
+		return nil, err
+	}
+	if q.Plan, err = plan.New(j); err != nil {
+		return nil, err
+	}
+	list, err := newClimber(q).search()
+	if err != nil || list == nil {
+		return nil, err
+	}
+	s, err := c.stand(settingsOf(list))
+	if err != nil || s == nil || s.lack() > 0 {
+		return nil, err
+	}
+	return list, nil
+}
+
+// search returns the changes of the best way that it finds; nil where none helps.
+func (c *climber) search() ([]taken, error) {
+	start := &standing{plan: c.Plan}
+	best, list, err := c.climb(start, climbed)
+	if err != nil {
+		return nil, err
+	}
+	if best.lack() > 0 || trains(list) { // what keeps more on the host may suffice in place of what keeps less there
 		other, others, err := c.climb(start, hostFirst)
 		if err != nil {
 			return nil, err
 		}
 		if other.lack() == 0 {
-			best, taken = other, others
+			best, list = other, others
 		}
 	}
-	if best.lack() > 0 && isBarred(taken, start) { // what costs less may be in the way of what frees most
+	if best.lack() > 0 && isBarred(list, start) { // what costs less may be in the way of what frees most
 		other, others, err := c.climb(start, trainingFirst)
 		if err != nil {
 			return nil, err
 		}
 		if other.lack() < best.lack() {
-			best, taken = other, others
+			best, list = other, others
 		}
 	}
-	if len(taken) == 0 {
+	if len(list) == 0 {
 		return nil, nil
 	}
-	if taken, err = c.prune(taken, best); err != nil {
-		return nil, err
-	}
-	return c.ladder(taken)
+	return c.prune(list, best)
 }
 
 // climbed are the levers of ladders, in their order. None of them changes the machine.
@@ -174,41 +229,97 @@ type taken struct {
 // passes are how often all levers are tried: one may help only beside others.
 const passes = 3
 
-// climb takes what helps of the levers until the job fits.
+// climb takes what helps of the levers until the job fits. What shortens sequences comes when no other helps any more.
 func (c *climber) climb(from *standing, list []Lever) (*standing, []taken, error) {
+	isShorter := func(l Lever) bool { return l.Why == shortens }
 	at, rungs := from, []taken(nil)
-	for range passes {
-		before := len(rungs)
-		for i, l := range list {
-			if at.lack() == 0 {
-				return at, rungs, nil
-			}
-			isTaken := slices.ContainsFunc(rungs, func(t taken) bool { return t.lever.Why == list[i].Why })
-			if isTaken || l.Cost != Training && at.lackOf(l.For.Device()) == 0 {
-				continue
-			}
-			next, way, err := c.best(at, l)
-			if err != nil {
+	for _, some := range [][]Lever{slices.DeleteFunc(slices.Clone(list), isShorter), list} {
+		for range passes {
+			before := len(rungs)
+			var err error
+			if at, rungs, err = c.pass(at, rungs, some); err != nil {
 				return nil, nil, err
 			}
-			if next != nil && at.lack()-next.lack() >= max(1, min(c.Plan.Verdict.Capacity/200, at.lack()/2)) {
-				at, rungs = next, append(rungs, taken{l, way})
+			if len(rungs) == before || at.lack() == 0 {
+				break
 			}
-		}
-		if len(rungs) == before {
-			break
 		}
 	}
 	return at, rungs, nil
 }
 
+// pass tries all levers once.
+func (c *climber) pass(at *standing, rungs []taken, list []Lever) (*standing, []taken, error) {
+	for i, l := range list {
+		if at.lack() == 0 {
+			break
+		}
+		if !mayHelp(at, rungs, &l) {
+			continue
+		}
+		c.ahead(at, rungs, list[i:])
+		next, way, err := c.best(at, l)
+		if err != nil {
+			return nil, nil, err
+		}
+		if next != nil && at.lack()-next.lack() >= max(1, min(c.Plan.Verdict.Capacity/200, at.lack()/2)) {
+			at, rungs = next, append(rungs, taken{l, way})
+		}
+	}
+	return at, rungs, nil
+}
+
+// mayHelp reports whether a lever is worth a try: none of the rungs has it, and it frees what the job lacks.
+func mayHelp(at *standing, rungs []taken, l *Lever) bool {
+	isTaken := slices.ContainsFunc(rungs, func(t taken) bool { return t.lever.Why == l.Why })
+	return !isTaken && (l.Cost == Training || at.lackOf(l.For.Device()) > 0)
+}
+
+// ahead plans on all cores what climb asks for next, should the next levers not help, as most do not. It has no say in
+// what climb finds.
+func (c *climber) ahead(at *standing, rungs []taken, list []Lever) {
+	var next [][]amend.Setting
+	for i := range list {
+		if !mayHelp(at, rungs, &list[i]) {
+			continue
+		}
+		for _, way := range c.ways(at, &list[i]) {
+			settings := with(at.settings, way)
+			if len(next) == 0 && c.isKnown(settings) {
+				return
+			}
+			if next = append(next, settings); len(next) == runtime.GOMAXPROCS(0) {
+				_ = onAllCores(next, func(s []amend.Setting) error {
+					_, err := c.stand(s)
+					return err
+				})
+				return
+			}
+		}
+	}
+}
+
+// onAllCores calls body for all of a list, on all cores.
+func onAllCores[T any](list []T, body func(T) error) error {
+	var work errgroup.Group
+	work.SetLimit(runtime.GOMAXPROCS(0))
+	for _, of := range list {
+		work.Go(func() error { return body(of) })
+	}
+	return work.Wait()
+}
+
+// ways returns the ways of a lever for a job.
+func (c *climber) ways(at *standing, l *Lever) [][]amend.Setting {
+	if l.For == HostMemory { // it takes back what the files say, and no rung before it
+		return l.Ways(c.Plan.Job)
+	}
+	return l.Ways(at.plan.Job)
+}
+
 // best returns the first way of a lever that makes the job fit, or the one that leaves it lacking least.
 func (c *climber) best(at *standing, l Lever) (best *standing, way []amend.Setting, err error) {
-	of := at.plan.Job
-	if l.For == HostMemory { // it takes back what the files say, and no rung before it
-		of = c.Plan.Job
-	}
-	for _, settings := range l.Ways(of) {
+	for _, settings := range c.ways(at, &l) {
 		s, err := c.stand(with(at.settings, settings))
 		if err != nil {
 			return nil, nil, err
@@ -238,10 +349,30 @@ func with(settings, others []amend.Setting) []amend.Setting {
 
 // stand plans the job with settings. It returns nil for a job that is refused, and for texts that cannot be edited.
 func (c *climber) stand(settings []amend.Setting) (*standing, error) {
+	p := c.planningOf(settings)
+	p.Do(func() { p.standing, p.err = c.planStanding(settings) })
+	return p.standing, p.err
+}
+
+// planningOf returns the one planning of settings.
+func (c *climber) planningOf(settings []amend.Setting) *planning {
+	c.Lock()
+	defer c.Unlock()
 	key := fmt.Sprint(settings)
-	if s, ok := c.known[key]; ok {
-		return s, nil
+	if c.known[key] == nil {
+		c.known[key] = &planning{}
 	}
+	return c.known[key]
+}
+
+// isKnown reports whether the job was planned with settings.
+func (c *climber) isKnown(settings []amend.Setting) bool {
+	c.Lock()
+	defer c.Unlock()
+	return c.known[fmt.Sprint(settings)] != nil
+}
+
+func (c *climber) planStanding(settings []amend.Setting) (*standing, error) {
 	s := &standing{settings: settings}
 	var err error
 	if s.applied, err = Apply(c.Request, c.files, settings); err == nil && s.applied != nil {
@@ -253,7 +384,6 @@ func (c *climber) stand(settings []amend.Setting) (*standing, error) {
 	case s.applied == nil:
 		s = nil
 	}
-	c.known[key] = s
 	return s, err
 }
 

@@ -114,6 +114,58 @@ func TestLadderToDisk(t *testing.T) {
 	}
 }
 
+// TestLaddersOfSmallHosts: the update on the host comes before another training, in a smaller format or with a disk
+// where the host lacks memory, and also behind a fused step, whose setting has the same name. A model that reads images
+// has Liger's loss, too.
+func TestLaddersOfSmallHosts(t *testing.T) {
+	update := func(format string) []string { return []string{"--optimizer plimsoll/" + format} }
+	lora := job.Request{Model: "gemma-3-4b", GPU: "RTX-3060-12GB", HostMemory: 32 * ledger.GiB, Sequence: 4096}
+	lora.LoRA, lora.LoRATargets = 16, []string{"all-linear"}
+	for _, c := range []struct {
+		request job.Request
+		want    []string
+	}{
+		{job.Request{Model: "qwen2.5-3b", GPU: "RTX-4090", HostMemory: 32 * ledger.GiB, Sequence: 1024},
+			update("split24")},
+		{job.Request{Model: "qwen2.5-3b", GPU: "RTX-4090", HostMemory: 24 * ledger.GiB, Sequence: 1024},
+			append(update("split"), "--tier /mnt/nvme")},
+		{lora, []string{"--loss fused"}},
+	} {
+		l, err := Climb(Question{Need: GPUMemory, Request: c.request, Plan: planned(t, c.request)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !l.Fits() || l.Trains() {
+			t.Errorf("%s with %v: the ladder says %v: %s", named(c.request), c.request.HostMemory, l.All.Flags,
+				l.All.Verdict)
+			continue
+		}
+		for _, want := range c.want {
+			if !slices.Contains(l.All.Flags, want) {
+				t.Errorf("%s with %v: %v lacks %s", named(c.request), c.request.HostMemory, l.All.Flags, want)
+			}
+		}
+		checkRungs(t, named(c.request), c.request, l)
+	}
+}
+
+// TestLadderOfVaryingLengths: with lengths that vary the rungs promise what plans with such lengths say.
+func TestLadderOfVaryingLengths(t *testing.T) {
+	if testing.Short() {
+		t.Skip("plans dozens of steps")
+	}
+	q := job.Request{Model: "qwen2.5-0.5b", GPU: "RTX-3060-12GB", Sequence: 2048, MicroBatch: 4}
+	q.ShortestSequence = 256
+	l, err := Climb(Question{Need: GPUMemory, Request: q, Plan: planned(t, q)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !l.Fits() || l.All.Request.ShortestSequence != 256 {
+		t.Errorf("the ladder is %+v", l.All)
+	}
+	checkRungs(t, "varying lengths", q, l)
+}
+
 // checkRungs plans a job with its rungs, one more each time.
 func checkRungs(t *testing.T, name string, q job.Request, l *Ladder) {
 	t.Helper()

@@ -73,6 +73,7 @@ const (
 	shrinks    = "activations shrink with the micro batch, and accumulation keeps the batch of all ranks"
 	shards     = "ranks then hold a shard each of what all of them hold in full"
 	offloads   = "states and master weights then lie in host memory"
+	shortens   = "sequences have fewer tokens" // the last resort: it trains on less
 	buckets    = "the bucket is smaller, so that more and smaller messages go"
 )
 
@@ -116,7 +117,7 @@ var levers = []Lever{
 	{GPUMemory, Training, "moments take a byte each, and are rounded", eightBitOptimizer},
 	{GPUMemory, Training, "only an adapter has gradients and states", adapter},
 	{GPUMemory, Training, "only an adapter has gradients and states, and the weights take 4 bits", quantizedAdapter},
-	{GPUMemory, Training, "sequences have fewer tokens", shorterSequences},
+	{GPUMemory, Training, shortens, shorterSequences},
 
 	{HostMemory, Nothing, "the engine's weights are dropped while it sleeps; the weight sync brings them", sleeping},
 	{HostMemory, Nothing, "the trainer then stays on the GPUs while the engine generates", withoutBackups},

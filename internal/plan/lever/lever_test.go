@@ -1,6 +1,7 @@
 package lever
 
 import (
+	"encoding/json"
 	"flag"
 	"maps"
 	"os"
@@ -220,7 +221,7 @@ func resolved(t *testing.T, q job.Request, texts files.Texts) *job.Job {
 func sequencesOf(j *job.Job) int { return int(j.MicroBatch) * j.Micros() * j.DataRanks() }
 
 // tally counts jobs that do not fit, their edits, and the jobs that the first advice mends.
-type tally struct{ jobs, edits, mended, components int }
+type tally struct{ jobs, edits, mended, rungs, components int }
 
 // addressed holds every component of a plan to have a formula and a source.
 func (n *tally) addressed(t *testing.T, name string, p *plan.Plan) {
@@ -233,6 +234,48 @@ func (n *tally) addressed(t *testing.T, name string, p *plan.Plan) {
 	for _, m := range missing {
 		t.Errorf("%s: %s", name, m)
 	}
+}
+
+// TestForms applies every rung to jobs of every form of file: JSON, YAML and TOML, scripts, sources and notebooks of
+// Python. Files that are not edited have their changes as flags. With -short there are two of them.
+func TestForms(t *testing.T) {
+	const model = `"meta-llama/Llama-3.1-8B"`
+	source := `from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained(` + model + `, torch_dtype="bfloat16")
+args = TrainingArguments(output_dir="out", per_device_train_batch_size=4, bf16=True)
+Trainer(model=model, args=args).train()
+`
+	lines, err := json.Marshal(strings.SplitAfter(strings.TrimSpace(source), "\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all tally
+	for name, text := range map[string]string{
+		"train.py": source,
+		"train.ipynb": `{"cells": [{"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": null,
+			"source": ` + string(lines) + `}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}`,
+		"train.sh": "#!/bin/bash\ntrl sft --model_name_or_path " + model + " --dtype bfloat16 --output_dir out \\\n" +
+			"  --per_device_train_batch_size 4 --max_length 4096\n",
+		"args.json": `{"output_dir": "out", "per_device_train_batch_size": 4, "bf16": true}`,
+		"sft.yaml": "model_name_or_path: " + model + "\ndtype: bfloat16\noutput_dir: out\n" +
+			"per_device_train_batch_size: 4\nmax_length: 4096\n",
+		"titan.toml": titanWith("local_batch_size = 8", ""),
+	} {
+		if testing.Short() && name != "train.ipynb" && name != "sft.yaml" {
+			continue
+		}
+		q := job.Request{Configs: []string{filestest.InNewFolder(t)(name, text)}, GPUs: 2, GPU: "RTX-4090",
+			HostMemory: 512 * ledger.GiB}
+		if name == "args.json" {
+			q.Model = "llama-3.1-8b"
+		}
+		p := planned(t, q)
+		before := all.rungs
+		if all.advised(t, name, q, p); all.rungs == before {
+			t.Errorf("%s has no rungs: %s", name, p.Verdict.Result)
+		}
+	}
+	all.check(t)
 }
 
 // advised applies all advice on a job that does not fit.
@@ -254,14 +297,30 @@ func (n *tally) advised(t *testing.T, name string, q job.Request, p *plan.Plan) 
 	if len(list) > 0 && list[0].Verdict != plan.DoesNotFit {
 		n.mended++
 	}
+	n.climbed(t, name, q, p)
 	return list
+}
+
+// climbed applies the rungs of the ladder of a job that does not fit, one more each time.
+func (n *tally) climbed(t *testing.T, name string, q job.Request, p *plan.Plan) {
+	t.Helper()
+	l, err := Climb(Question{Need: NeedOf(p), Request: q, Plan: p})
+	if err != nil {
+		t.Errorf("%s: %v", name, err)
+		return
+	}
+	if l != nil {
+		n.rungs += len(l.Rungs)
+		checkRungs(t, name, q, l)
+	}
 }
 
 // check says the counts, and fails if nothing was advised.
 func (n *tally) check(t *testing.T) {
 	t.Helper()
-	t.Logf("%d jobs do not fit: %d edits, and the first advice mends %d of them", n.jobs, n.edits, n.mended)
-	if n.jobs == 0 || n.edits == 0 {
+	t.Logf("%d jobs do not fit: %d edits, %d rungs, and the first advice mends %d of them", n.jobs, n.edits, n.rungs,
+		n.mended)
+	if n.jobs == 0 || n.edits == 0 || n.rungs == 0 {
 		t.Error("no job that does not fit has advice")
 	}
 }

@@ -36,16 +36,23 @@ func statesOnHost(j *job.Job) [][]amend.Setting {
 	return when(isPlain(j), to(hostStates, job.OffloadStates))
 }
 
-// updateOnHost takes the format that loses nothing first.
+// updateOnHost takes the format that loses nothing first, and a disk last.
 func updateOnHost(j *job.Job) (ways [][]amend.Setting) {
 	if !isPlain(j) || j.FSDP != nil || j.Adapter != nil || !strings.HasPrefix(j.Optimizer.Name, "adam") {
 		return nil
 	}
 	for _, format := range []string{"split", "int8", "split24"} {
-		ways = append(ways, []amend.Setting{to(hostUpdate, job.ServiceOptimizer+"/"+format)})
+		ways = append(ways, []amend.Setting{to(hostUpdate, job.ServiceOptimizer+"/"+format),
+			to(recipe.OptimizerName, nil)}) // both are the name of the optimizer
+	}
+	if j.HostMemory > 0 { // a disk, where no format leaves the host enough memory
+		ways = append(ways, append(slices.Clone(ways[0]), to(stateDisk, aDisk)))
 	}
 	return ways
 }
+
+// aDisk is a folder on a disk of its own.
+const aDisk = "/mnt/nvme"
 
 func smallerFormat(j *job.Job) (ways [][]amend.Setting) {
 	if j.Offload == nil || j.Offload.Format == nil {
@@ -58,7 +65,7 @@ func smallerFormat(j *job.Job) (ways [][]amend.Setting) {
 }
 
 func statesOnDisk(j *job.Job) [][]amend.Setting {
-	return when(j.Offload != nil && j.Offload.Format != nil && j.Offload.Tier == nil, to(stateDisk, "/mnt/nvme"))
+	return when(j.Offload != nil && j.Offload.Format != nil && j.Offload.Tier == nil, to(stateDisk, aDisk))
 }
 
 func activationsOnHost(j *job.Job) [][]amend.Setting {
@@ -89,17 +96,14 @@ func trainsAll(j *job.Job) bool {
 		j.Parallel.Tensor <= 1 && j.HostExperts == nil
 }
 
-// rank is that of adapters in most recipes.
-const rank = 16
-
 func adapter(j *job.Job) [][]amend.Setting {
-	return when(trainsAll(j), to(adapterRank, rank), to(adapted, "all-linear"))
+	return when(trainsAll(j), to(adapterRank, job.UsualRank), to(adapted, "all-linear"))
 }
 
 func quantizedAdapter(j *job.Job) [][]amend.Setting {
 	settings := []amend.Setting{to(quantization, "nf4")}
 	if j.Adapter == nil {
-		settings = append(settings, to(adapterRank, rank), to(adapted, "all-linear"))
+		settings = append(settings, to(adapterRank, job.UsualRank), to(adapted, "all-linear"))
 	}
 	return when(j.Megatron == nil && j.Quantization == nil && j.Pipeline == nil && j.Parallel.Tensor <= 1 &&
 		j.HostExperts == nil, settings...)

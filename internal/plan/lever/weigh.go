@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/ledger"
@@ -110,18 +111,30 @@ type weigher struct {
 
 // all weighs every way of every lever for the need, and returns those that help.
 func (w *weigher) all() (list []Change, err error) {
+	var ideas []*idea
 	for _, l := range slices.Concat(levers, pairs) {
 		if l.For != w.Need || l.Cost == Training {
 			continue
 		}
 		for _, settings := range l.Ways(w.Plan.Job) {
-			c, err := w.weigh(idea{l.Why, settings})
-			if err != nil {
-				return nil, err
-			}
-			if c != nil && w.helps(c) {
-				list = append(list, *c)
-			}
+			ideas = append(ideas, &idea{why: l.Why, settings: settings})
+		}
+	}
+	changes := make(map[*idea]*Change, len(ideas))
+	var of sync.Mutex
+	err = onAllCores(ideas, func(i *idea) error {
+		c, err := w.weigh(*i)
+		of.Lock()
+		defer of.Unlock()
+		changes[i] = c
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range ideas {
+		if c := changes[i]; c != nil && w.helps(c) {
+			list = append(list, *c)
 		}
 	}
 	return list, nil

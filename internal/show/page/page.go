@@ -43,6 +43,7 @@ type contents struct {
 	Policy, Version         string
 	Program, Worker, Script string
 	Fields                  []field
+	Examples                []example
 	Uses                    []use
 }
 
@@ -53,6 +54,16 @@ type field struct {
 	Choices            []string // all values
 	Known              []string // values that the browser completes, where others are possible
 	IsCount, Wide      bool
+}
+
+// example is a question to press. Fields that it does not name are empty.
+type example struct{ Title, Model, GPU, GPUs, Host, Length, Precision, Flags string }
+
+var examples = []example{
+	{Title: "Qwen3 8B with QLoRA on an RTX 4090", Model: "qwen3-8b", GPU: "RTX-4090", Host: "64GiB", Length: "2048",
+		Flags: "--qlora 16"},
+	{Title: "all of Qwen2.5 3B on an RTX 4090", Model: "qwen2.5-3b", GPU: "RTX-4090", Host: "64GiB", Length: "1024"},
+	{Title: "Llama 3 70B on 8 H100", Model: "llama-3-70b", GPU: "H100-80GB", GPUs: "8", Host: "1TiB", Length: "4096"},
 }
 
 // use is a way for the program to take a file.
@@ -106,6 +117,7 @@ func Write(w io.Writer, p Program) error {
 	return pageTemplate.Execute(w, contents{
 		Policy: policy(), Version: p.Version, Program: base64.StdEncoding.EncodeToString(packed.Bytes()),
 		Worker: p.Support + worker, Script: script, Fields: fields(), Uses: uses,
+		Examples: examples,
 	})
 }
 

@@ -67,8 +67,78 @@
       texts: Object.fromEntries(givenFiles().map((file) => [file.name, file.text])) });
   }
 
+  // --- the ladder ---
+
+  let made = []; // rungs whose switches are on: their flags are among those of the form
+
+  function gibibytes(bytes) { return `${(bytes / 2 ** 30).toFixed(1)} GiB`; }
+
+  // wordsOf returns the flags of a rung, or null if it edits a file or takes a flag back.
+  function wordsOf(rung) {
+    const list = rung.flags.flatMap(words);
+    return rung.edits.length === 0 && list[0]?.startsWith("--") ? list.join(" ") : null;
+  }
+
+  // effect says what a rung does, in words.
+  function effect(rung) {
+    const left = { fits: "then it fits", tight: "then it is tight" }[rung.verdict] ?? `then ${gibibytes(rung.lacks_bytes)} are lacking`;
+    const otherwise = rung.cost === "training" ? "; the training is another one" : "";
+    return `${rung.why}: frees ${gibibytes(Math.max(rung.frees_bytes, rung.frees_in_phase_bytes))}, ${left}${otherwise}`;
+  }
+
+  // flip adds the flags of a rung to those of the form, or takes them away.
+  function flip(rung, isOn) {
+    const line = byId("flags"), text = wordsOf(rung);
+    line.value = isOn ? `${line.value} ${text}`.trim() : ` ${line.value} `.replace(` ${text} `, " ").trim();
+    made = made.filter((other) => other !== rung);
+    if (isOn) made.push(rung);
+  }
+
+  function rungItem(rung, isOn) {
+    const item = document.createElement("li"), label = document.createElement("label"), box = document.createElement("input");
+    box.type = "checkbox";
+    box.checked = isOn;
+    box.disabled = wordsOf(rung) === null;
+    box.addEventListener("input", (event) => { event.stopPropagation(); flip(rung, box.checked); changed(); });
+    const edits = rung.edits.map((edit) => `${edit.file}: ${edit.key} ${edit.to}`);
+    label.append(box, ` ${effect(rung)}`, edits.length > 0 ? ` (${edits.join(", ")})` : "");
+    item.append(label);
+    return item;
+  }
+
+  // showLadder shows the changes that were made, and those that are left.
+  function showLadder(document) {
+    made = made.filter((rung) => ` ${byId("flags").value} `.includes(` ${wordsOf(rung)} `));
+    const left = document.ladder?.rungs ?? [];
+    byId("ladder").hidden = made.length + left.length === 0;
+    byId("ladder").querySelector("ol").replaceChildren(...made.map((rung) => rungItem(rung, true)),
+      ...left.map((rung) => rungItem(rung, false)));
+    byId("all-rungs").hidden = !left.some((rung) => wordsOf(rung) !== null);
+    byId("all-rungs").onclick = () => {
+      for (const rung of left) if (wordsOf(rung) !== null) flip(rung, true);
+      changed();
+    };
+  }
+
+  // --- examples ---
+
+  byId("examples").addEventListener("click", (event) => {
+    const of = event.target.dataset;
+    if (of.model === undefined) return;
+    form.elements.verb.value = "plan";
+    for (const field of fields()) {
+      const name = field.dataset.flag.replace(/-(.)/g, (_, letter) => letter.toUpperCase());
+      if (field.type === "checkbox") field.checked = false;
+      else field.value = of[name] ?? "";
+    }
+    byId("flags").value = of.more;
+    byId("files").replaceChildren();
+    changed();
+  });
+
   function show(found) {
     answer = found;
+    showLadder(found.html === "" ? {} : JSON.parse(found.stdout));
     const failed = found.html === "";
     if (failed) say("", false);
     byId("error").textContent = found.stderr;
