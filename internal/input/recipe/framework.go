@@ -97,6 +97,8 @@ type Loss struct {
 	// ValueHead says that a reward model keeps its language model's head, beside one with an output for every token.
 	ValueHead bool
 	FusedLoss bool
+	// FusedInTraining says that an evaluation has whole logits all the same, as with Liger's fused loss.
+	FusedInTraining bool
 	// Chunks says in which parts the program computes the loss, "" for all at once.
 	Chunks       Chunks
 	LigerModules bool // modules of liger-kernel, and the loss of the logits

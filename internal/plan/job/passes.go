@@ -111,13 +111,19 @@ func everyBlock(way string) (n int, is bool) {
 	return n, is && err == nil && n > 1
 }
 
+// defaultLoss returns the loss of transformers.
+func (r *resolver) defaultLoss() forward.LossKind {
+	if !r.job.Versions.Transformers.AtLeast(4, 46, 0) {
+		return forward.ShiftLogits
+	}
+	return forward.ShiftLabels
+}
+
 // loss sets how the loss is computed, and what torch.compile fuses.
 func (r *resolver) loss() error {
 	j := r.job
 	j.HoldsOutputs = r.training == nil
-	if !j.Versions.Transformers.AtLeast(4, 46, 0) {
-		j.Loss = forward.ShiftLogits
-	}
+	j.Loss = r.defaultLoss()
 	j.Compile = r.Compile || r.training != nil && r.training.TorchCompile || compiles(r.launch)
 	if j.Compile {
 		j.Loss = forward.CompiledLoss
