@@ -167,6 +167,9 @@ type Tricks struct {
 	QuantizesExperts bool
 	// OwnExperts says that the program has modules of its own for the experts of quantized models: Unsloth.
 	OwnExperts bool
+	// GroupsWithMask are types of models whose attention gives PyTorch's kernels a mask and keys that several heads
+	// share: Unsloth.
+	GroupsWithMask []string
 	// Separate are names of modules that the program adapts one by one, also where transformers joins them.
 	Separate []string
 	// AdaptsEncoder is where a program adapts the encoder of images of a model that has one: FastModel of Unsloth.

@@ -20,6 +20,7 @@ var flashNames = map[string]string{"flash_attention_2": "flash", "flash-attentio
 // attention sets how attention is computed.
 func (r *resolver) attention() error {
 	j := r.job
+	r.scores()
 	name := r.Attention
 	if p, _ := r.divided(); name == "" && p != nil && p.Sequence > 1 {
 		name = p.Attention
@@ -97,7 +98,7 @@ func (r *resolver) recompute() error {
 		return fault.Inputf("unknown way to recompute activations: %q", way).
 			WithHint("expected one of " + strings.Join(Recomputes, ", "))
 	}
-	if j.OffloadActivations != nil && (way == "reentrant" || r.Compile) {
+	if o := j.OffloadActivations; o != nil && (way == "reentrant" && !o.InputsOnly || r.Compile) {
 		return fault.Inputf("activations wait on the host, which is not planned yet with reentrant checkpoints or " +
 			"torch.compile").WithHint("set use_reentrant to false, and leave --compile out")
 	}
