@@ -15,8 +15,8 @@ func (r *resolver) scores() {
 		!slices.Contains(f.GroupsWithMask, r.job.Model.Type) {
 		return
 	}
-	r.assume("Unsloth computes the attention of %s with enable_gqa and a mask: torch before 2.15 has no fused kernel for "+
-		"both, so that the scores of all tokens are in memory, and planned as those of eager attention; --attention "+
-		"sdpa plans fused kernels", r.job.Model.Type)
+	r.assume("Unsloth computes the attention of %s with enable_gqa and a mask: torch before 2.15 has no fused kernel "+
+		"for both, so that the scores of all tokens are in memory, and planned as those of eager attention; "+
+		"--attention sdpa plans fused kernels", r.job.Model.Type)
 	r.Attention = string(forward.Eager)
 }

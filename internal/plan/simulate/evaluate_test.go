@@ -47,7 +47,8 @@ func TestEvaluation(t *testing.T) {
 	if usual < 2*training {
 		t.Errorf("batches of 8 take %v, and the training %v", usual, training)
 	}
-	if one, _ := evaluated(t, arguments("one", "eval_strategy: steps\nper_device_eval_batch_size: 1\n")); one > training {
+	one, _ := evaluated(t, arguments("one", "eval_strategy: steps\nper_device_eval_batch_size: 1\n"))
+	if one > training {
 		t.Errorf("batches of 1 take %v, and the training %v", one, training)
 	}
 	if none, _ := evaluated(t, arguments("none", "")); none != 0 {

@@ -49,7 +49,7 @@ func (r *reader) unsloth() error {
 	r.Note(recipe.Loaded, "is Unsloth's: its kernels for layers and the loss are not planned; the plan has the "+
 		"modules of transformers and a loss without whole logits, and a run may take less or more")
 	r.To.Weights, r.To.FusedLoss, r.To.OwnExperts = "bf16", true, true
-	if !r.ReleaseOf("unsloth").AtLeast(2026, 10, 9) { // has make_gqa_sdpa, which copies keys where no kernel takes groups
+	if !r.ReleaseOf("unsloth").AtLeast(2026, 10, 9) { // its make_gqa_sdpa copies keys where no kernel takes groups
 		r.To.GroupsWithMask = []string{"gemma3", "gemma3_text"}
 	}
 	if is := v.Member("dtype"); is != nil && recipe.PrecisionNames[is.Value.Text] != "" {
@@ -85,8 +85,8 @@ func (r *reader) unsloth8() error {
 	const key, since = "load_in_8bit", "2025.9.10"
 	has := r.ReleaseOf("unsloth")
 	if !has.IsZero() && !has.AtLeast(2025, 9, 10) {
-		r.Note(recipe.Loaded, fmt.Sprintf("says %s, which Unsloth %v does not give to transformers: weights stay in 16 "+
-			"bits; %s does", key, has, since))
+		r.Note(recipe.Loaded, fmt.Sprintf("says %s, which Unsloth %v does not give to transformers: weights stay in "+
+			"16 bits; %s does", key, has, since))
 		return nil
 	}
 	if has.IsZero() {
@@ -145,7 +145,7 @@ func (r *reader) unslothAdapts(v *strict.Value) error {
 		r.To.Offloading.InputsOnly, r.To.Offloading.Stash = true, 2
 	}
 	r.Set("gradient_checkpointing", recipe.Adapted, recipe.On(checkpoints))
-	if r.To.Offloading != nil { // a block has a graph of its own in the backward pass (unsloth_zoo/gradient_checkpointing.py)
+	if r.To.Offloading != nil { // the backward pass runs a block in a graph of its own (UnslothCheckpointFunction)
 		kwargs := &strict.Value{Kind: '{'}
 		recipe.Give(kwargs, "use_reentrant", v.At, strict.Of(true))
 		recipe.Give(r.Arguments, "gradient_checkpointing_kwargs", v.At, kwargs)
