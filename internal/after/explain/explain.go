@@ -199,6 +199,7 @@ var phaseWords = map[ledger.PhaseName]string{
 	ledger.Forward:    " in the forward pass",
 	ledger.Backward:   " in the backward pass",
 	ledger.Step:       " in the optimizer step",
+	ledger.Evaluation: " in an evaluation",
 	ledger.Checkpoint: " while a checkpoint was saved",
 	ledger.WeightSync: " in the weight sync",
 	ledger.Wake:       " while the rollout engine woke",

@@ -24,6 +24,7 @@ const (
 	Forward    PhaseName = "forward"
 	Backward   PhaseName = "backward"
 	Step       PhaseName = "step"
+	Evaluation PhaseName = "evaluation" // passes without gradients, between two steps
 	Checkpoint PhaseName = "checkpoint"
 	// Resume is the beginning of a job that goes on from a checkpoint. It follows Initialize there.
 	Resume PhaseName = "resume"

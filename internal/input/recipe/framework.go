@@ -97,6 +97,8 @@ type Loss struct {
 	// ValueHead says that a reward model keeps its language model's head, beside one with an output for every token.
 	ValueHead bool
 	FusedLoss bool
+	// FusedInTraining says that an evaluation has whole logits all the same, as with Liger's fused loss.
+	FusedInTraining bool
 	// Chunks says in which parts the program computes the loss, "" for all at once.
 	Chunks       Chunks
 	LigerModules bool // modules of liger-kernel, and the loss of the logits
@@ -165,6 +167,9 @@ type Tricks struct {
 	QuantizesExperts bool
 	// OwnExperts says that the program has modules of its own for the experts of quantized models: Unsloth.
 	OwnExperts bool
+	// GroupsWithMask are types of models whose attention gives PyTorch's kernels a mask and keys that several heads
+	// share: Unsloth.
+	GroupsWithMask []string
 	// Separate are names of modules that the program adapts one by one, also where transformers joins them.
 	Separate []string
 	// AdaptsEncoder is where a program adapts the encoder of images of a model that has one: FastModel of Unsloth.

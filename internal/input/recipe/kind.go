@@ -83,7 +83,7 @@ func Register(all ...*Kind) { kinds = all }
 
 // Packages returns the packages of PyPI whose releases the reading of files depends on, and peft.
 func Packages() []string {
-	list := []string{"peft"}
+	list := []string{"peft", "unsloth"}
 	for _, k := range kinds {
 		if k.Program != nil && k.Program.Package != "" && !slices.Contains(list, k.Program.Package) {
 			list = append(list, k.Program.Package)

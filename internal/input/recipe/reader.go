@@ -28,6 +28,14 @@ type Reader struct {
 // Since reports whether the program is of a release or a later one.
 func (r *Reader) Since(major, minor int) bool { return r.To.Release.AtLeast(major, minor, 0) }
 
+// ReleaseOf returns the release of a package of Python, zero where none is known.
+func (r *Reader) ReleaseOf(pkg string) version.Version {
+	if r.releases == nil {
+		return version.Version{}
+	}
+	return r.releases(pkg)
+}
+
 // noteRelease notes a release that is older than the oldest whose keys and defaults are known.
 func (r *Reader) noteRelease(p *Program) {
 	if o := p.Oldest; !r.To.Release.AtLeast(o.Major, o.Minor, o.Patch) {

@@ -20,6 +20,7 @@ type Setting string
 // The settings.
 const (
 	MicroBatch            Setting = "micro batch"
+	EvaluationBatch       Setting = "batch of an evaluation"
 	Accumulation          Setting = "gradient accumulation"
 	TrainBatch            Setting = "batch of all ranks"
 	GradientCheckpointing Setting = "gradient checkpointing"
@@ -115,8 +116,9 @@ var deepSpeedKeys = SettingKeys{
 var TrainerKeys = SettingKeys{
 	MicroBatch: {Path: "per_device_train_batch_size"}, Accumulation: {Path: "gradient_accumulation_steps"},
 	GradientCheckpointing: {Path: "gradient_checkpointing"}, OptimizerName: {Path: "optim"},
-	SavesModelOnly: {Path: "save_only_model", Unset: false},
-	Liger:          {Path: "use_liger_kernel"},
+	SavesModelOnly:  {Path: "save_only_model", Unset: false},
+	Liger:           {Path: "use_liger_kernel"},
+	EvaluationBatch: {Path: "per_device_eval_batch_size"},
 }
 
 var accelerateKeys = SettingKeys{Stage: {Path: "deepspeed_config.zero_stage"},

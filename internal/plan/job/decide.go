@@ -112,7 +112,7 @@ func Decide(in *Inputs, o Overrides) (*Job, error) {
 	for _, step := range []func() error{r.framework, r.engine, r.versions, r.hostExperts, r.variables, r.ranks,
 		r.single, r.learn, r.batch, r.images, r.freezeParts, r.precision, r.freeze, r.quantization, r.adapter,
 		r.optimizer, r.attention, r.recompute, r.loss, r.pipeline, r.parallel, r.sharding, r.unplannedTargets,
-		r.answers, r.offload, r.rollout, r.saving, r.contradictions, r.unplanned} {
+		r.answers, r.offload, r.rollout, r.evaluation, r.saving, r.contradictions, r.unplanned} {
 		if err := step(); err != nil {
 			return nil, err
 		}

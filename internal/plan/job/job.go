@@ -32,6 +32,8 @@ type Job struct {
 	Sharding
 	Program
 
+	Evaluation *Evaluation // between two steps; nil without
+
 	Reference *model.Model // a frozen model beside it, as DPO and RLHF have; nil without
 	Answers   *Answers     // nil without a training on answers
 	// Rollout is an engine that generates answers on the GPUs of the training; nil without.

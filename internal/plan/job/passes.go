@@ -20,6 +20,7 @@ var flashNames = map[string]string{"flash_attention_2": "flash", "flash-attentio
 // attention sets how attention is computed.
 func (r *resolver) attention() error {
 	j := r.job
+	r.scores()
 	name := r.Attention
 	if p, _ := r.divided(); name == "" && p != nil && p.Sequence > 1 {
 		name = p.Attention
@@ -97,7 +98,7 @@ func (r *resolver) recompute() error {
 		return fault.Inputf("unknown way to recompute activations: %q", way).
 			WithHint("expected one of " + strings.Join(Recomputes, ", "))
 	}
-	if j.OffloadActivations != nil && (way == "reentrant" || r.Compile) {
+	if o := j.OffloadActivations; o != nil && (way == "reentrant" && !o.InputsOnly || r.Compile) {
 		return fault.Inputf("activations wait on the host, which is not planned yet with reentrant checkpoints or " +
 			"torch.compile").WithHint("set use_reentrant to false, and leave --compile out")
 	}
@@ -111,13 +112,19 @@ func everyBlock(way string) (n int, is bool) {
 	return n, is && err == nil && n > 1
 }
 
+// defaultLoss returns the loss of transformers.
+func (r *resolver) defaultLoss() forward.LossKind {
+	if !r.job.Versions.Transformers.AtLeast(4, 46, 0) {
+		return forward.ShiftLogits
+	}
+	return forward.ShiftLabels
+}
+
 // loss sets how the loss is computed, and what torch.compile fuses.
 func (r *resolver) loss() error {
 	j := r.job
 	j.HoldsOutputs = r.training == nil
-	if !j.Versions.Transformers.AtLeast(4, 46, 0) {
-		j.Loss = forward.ShiftLogits
-	}
+	j.Loss = r.defaultLoss()
 	j.Compile = r.Compile || r.training != nil && r.training.TorchCompile || compiles(r.launch)
 	if j.Compile {
 		j.Loss = forward.CompiledLoss

@@ -11,6 +11,12 @@ import (
 // decideUnsloth decides a job of a source that finetunes a model by Unsloth.
 func decideUnsloth(t *testing.T, name, loading string) (*Job, error) {
 	t.Helper()
+	return decideUnslothWith(t, Request{}, name, loading)
+}
+
+// decideUnslothWith is decideUnsloth with other settings of the request.
+func decideUnslothWith(t *testing.T, q Request, name, loading string) (*Job, error) {
+	t.Helper()
 	t.Setenv("HF_HOME", t.TempDir())
 	path := filestest.InNewFolder(t)("train.py", fmt.Sprintf(`from unsloth import FastLanguageModel
 from trl import SFTConfig, SFTTrainer
@@ -18,7 +24,8 @@ model, tokenizer = FastLanguageModel.from_pretrained("%s"%s)
 model = FastLanguageModel.get_peft_model(model, r=16)
 SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=2)).train()
 `, name, loading))
-	return Request{Configs: []string{path}}.Resolve()
+	q.Configs = []string{path}
+	return q.Resolve()
 }
 
 // TestUnsloth plans Unsloth's models as far as their modules are those of transformers.

@@ -34,7 +34,7 @@ func TestUnplannedIsSaid(t *testing.T) {
 		{args(`"eval_strategy": "steps"`), "without eval_accumulation_steps"},
 		{args(`"eval_strategy": "steps", "prediction_loss_only": true, "per_device_eval_batch_size": 1`),
 			"!not planned"},
-		{args(`"eval_strategy": "steps", "prediction_loss_only": true`), "batches of 8 where training has 1"},
+		{args(`"eval_strategy": "steps", "prediction_loss_only": true`), "evaluation in batches of 8"},
 		{args(`"dataloader_num_workers": 4`), "4 data loader processes"},
 		{args(`"torch_empty_cache_steps": 4`), "torch_empty_cache_steps"},
 		{args(`"bf16": true`), "!not planned"},

@@ -14,6 +14,7 @@ var code = map[recipe.Setting]string{
 	recipe.Liger:                 "use_liger_kernel=True in TrainingArguments",
 	recipe.MicroBatch:            "per_device_train_batch_size=%v",
 	recipe.Accumulation:          "gradient_accumulation_steps=%v",
+	recipe.EvaluationBatch:       "per_device_eval_batch_size=%v",
 	allocConf:                    "PYTORCH_CUDA_ALLOC_CONF=%v in the environment",
 	hostStates:                   "plimsoll.torch.StateOffload(optimizer)",
 	stateDisk:                    `plimsoll.torch.AdamW(..., tier=["%v"])`,

@@ -83,6 +83,7 @@ var levers = []Lever{
 	{GPUMemory, Nothing, "the loss does not keep the logits of all tokens", fusedLossOfLiger},
 	{GPUMemory, Nothing, "the fused step keeps no temporaries of the size of the parameters", fusedStep},
 	{GPUMemory, Nothing, "the loss keeps one copy of the logits", fusedLoss},
+	{GPUMemory, Nothing, "an evaluation has a batch size of its own", smallerEvaluation},
 	{GPUMemory, Nothing, shrinks, smallerBatches},
 	{GPUMemory, Nothing, "tensor parallel ranks then share activations between their layers, too", sequenceParallel},
 	{GPUMemory, Nothing, shards, distributedOptimizer},

@@ -22,6 +22,10 @@ func fusedLossOfLiger(j *job.Job) [][]amend.Setting {
 	return when(j.Megatron == nil && keeps && job.HasLiger(j.Model), to(recipe.Liger, true))
 }
 
+func smallerEvaluation(j *job.Job) [][]amend.Setting {
+	return when(j.Evaluation != nil && j.Evaluation.MicroBatch > 1, to(recipe.EvaluationBatch, 1))
+}
+
 // expandable adds the setting to those that the job has.
 func expandable(j *job.Job) [][]amend.Setting {
 	const name = "expandable_segments"

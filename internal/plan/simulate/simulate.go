@@ -151,6 +151,7 @@ func (s *simulation) run() {
 	})
 	s.iterate(ledger.First)
 	s.steady()
+	s.evaluate()
 	s.phase(ledger.Checkpoint, ledger.Once, func() {
 		s.engine.save()
 		s.experts.save()

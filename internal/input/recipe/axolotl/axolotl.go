@@ -23,6 +23,7 @@ var Kind = &recipe.Kind{Name: "axolotl configuration", Flag: recipe.ConfigFlag, 
 		"micro_batch_size",
 	Settings: recipe.SettingKeys{recipe.MicroBatch: {Path: "micro_batch_size"},
 		recipe.Accumulation:          {Path: "gradient_accumulation_steps"},
+		recipe.EvaluationBatch:       {Path: "eval_batch_size"},
 		recipe.SavesModelOnly:        {Path: "save_only_model", Unset: false},
 		recipe.GradientCheckpointing: {Path: "gradient_checkpointing"}, recipe.OptimizerName: {Path: "optimizer"}}}
 
@@ -32,7 +33,7 @@ var axolotl = recipe.Program{Name: "axolotl", Package: "axolotl", Release: versi
 	Keys: strict.Merge(rule.Ignored(ignored),
 		rule.Measured.For("cpo_alpha"),
 		rule.NameOrNames.For("dpo_loss_type"),
-		rule.Worded.For("base_model model_type rl lora_model_dir attn_implementation"),
+		rule.Worded.For("base_model model_type rl lora_model_dir attn_implementation eval_strategy"),
 		rule.Switched.Or(strict.Text("legacy", "disk", "hidden_states")).OrNull().For("activation_offloading"),
 		rule.Switched.For(`precompute_ref_log_probs load_in_8bit load_in_4bit fp16 bfloat16 float16
 			lora_target_linear peft_use_dora peft_use_rslora quantize_moe_experts sample_packing tf32
@@ -45,7 +46,7 @@ var axolotl = recipe.Program{Name: "axolotl", Package: "axolotl", Release: versi
 			eval_batch_size torch_empty_cache_steps fsdp_version num_labels`),
 		rule.Count.Lax().OrNull().For("dataloader_num_workers dataloader_prefetch_factor"),
 		rule.Measured.For(`lora_alpha lora_dropout learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon
-			max_grad_norm`),
+			max_grad_norm val_set_size`),
 		strict.Keys{
 			"bf16": strict.Text("auto", "full").Or(rule.Switched).OrNull().
 				Default("auto"),
@@ -78,7 +79,7 @@ var axolotl = recipe.Program{Name: "axolotl", Package: "axolotl", Release: versi
 			"peft_autocast_adapter_dtype": rule.Switched.Default(true),
 			"overrides_of_model_config":   rule.Free.OrNull(),
 		},
-		rule.Anything.For(unplannedLoading+" "+noted+" optim_args"),
+		rule.Anything.For(unplannedLoading+" "+noted+" optim_args test_datasets"),
 		rule.Anything.For(strings.Join([]string{unplannedStages, unplannedModels, unplannedPasses,
 			unplannedAdapters, unplannedRest, unplannedAnswers, unplannedKernels}, " ")),
 		rule.Worded.For("expert_backend experts_implementation"),
@@ -221,10 +222,25 @@ func (r *reader) arguments() {
 			r.RouterLoss(v.Find("output_router_logits"))
 		}
 	}
-	if r.Truth("liger_fused_linear_cross_entropy") ||
-		r.pluginNamed("CutCrossEntropyPlugin") && r.Truth("cut_cross_entropy") {
-		r.To.FusedLoss = true
+	cut := r.pluginNamed("CutCrossEntropyPlugin") && r.Truth("cut_cross_entropy")
+	if cut || r.Truth("liger_fused_linear_cross_entropy") {
+		r.To.FusedLoss, r.To.FusedInTraining = true, !cut
 	}
+	r.evaluation()
+}
+
+// evaluation reads whether axolotl evaluates: with a share of the data or with data of its own, unless a strategy says
+// otherwise (_configure_save_and_eval_strategy in src/axolotl/core/builders/base.py). Its batches are those of the
+// training (normalize_config in src/axolotl/utils/config).
+func (r *reader) evaluation() {
+	evaluates := r.Number("val_set_size") > 0 || recipe.On(r.Find("test_datasets"))
+	if !evaluates || r.Word("eval_strategy") == "no" {
+		return
+	}
+	r.Set("eval_strategy", "val_set_size", "epoch")
+	r.Set("per_device_eval_batch_size", "eval_batch_size", int(cmp.Or(r.Integer("eval_batch_size"),
+		r.Integer("micro_batch_size"))))
+	r.Set("prediction_loss_only", "val_set_size", true)
 }
 
 func (r *reader) pluginNamed(name string) bool {

@@ -22,11 +22,9 @@ func (r *reader) remarks() {
 			r.Note(n.key, n.says)
 		}
 	}
-	if n, has := r.Integer("eval_batch_size"), r.Integer("micro_batch_size"); n > has {
-		r.Note("eval_batch_size", fmt.Sprintf("is %d where training has %d: evaluation is not planned", n, has))
-	}
 	if n, has := r.Integer("eval_sequence_len"), r.Integer("sequence_len"); n > has {
-		r.Note("eval_sequence_len", fmt.Sprintf("is %d where training has %d: evaluation is not planned", n, has))
+		r.Note("eval_sequence_len", fmt.Sprintf("is %d where training has %d: evaluation is planned with the latter", n,
+			has))
 	}
 	if v := r.Find("overrides_of_model_config"); v != nil {
 		for _, m := range v.Members {

@@ -18,6 +18,7 @@ var Kind = &recipe.Kind{Name: "LLaMA-Factory configuration", Flag: recipe.Config
 	Marks: "llamafactory_train finetuning_type cutoff_len lora_target infer_backend export_dir dataset_dir",
 	Settings: recipe.SettingKeys{recipe.MicroBatch: recipe.TrainerKeys[recipe.MicroBatch],
 		recipe.Accumulation:          recipe.TrainerKeys[recipe.Accumulation],
+		recipe.EvaluationBatch:       recipe.TrainerKeys[recipe.EvaluationBatch],
 		recipe.SavesModelOnly:        recipe.TrainerKeys[recipe.SavesModelOnly],
 		recipe.GradientCheckpointing: {Path: "disable_gradient_checkpointing", Says: inverse},
 		recipe.OptimizerName:         recipe.TrainerKeys[recipe.OptimizerName],

@@ -49,6 +49,9 @@ func (r *reader) unsloth() error {
 	r.Note(recipe.Loaded, "is Unsloth's: its kernels for layers and the loss are not planned; the plan has the "+
 		"modules of transformers and a loss without whole logits, and a run may take less or more")
 	r.To.Weights, r.To.FusedLoss, r.To.OwnExperts = "bf16", true, true
+	if !r.ReleaseOf("unsloth").AtLeast(2026, 10, 9) { // its make_gqa_sdpa copies keys where no kernel takes groups
+		r.To.GroupsWithMask = []string{"gemma3", "gemma3_text"}
+	}
 	if is := v.Member("dtype"); is != nil && recipe.PrecisionNames[is.Value.Text] != "" {
 		r.To.Weights = recipe.PrecisionNames[is.Value.Text]
 	}
@@ -69,11 +72,28 @@ func (r *reader) unslothBits(v *strict.Value) error {
 	said := v.Member("load_in_4bit")
 	switch {
 	case on("load_in_8bit"):
-		return r.Quantize(recipe.Loaded, map[string]*strict.Value{"load_in_8bit": strict.Of(true)})
+		return r.unsloth8()
 	case on("full_finetuning") || on("load_in_16bit") || said != nil && !recipe.On(said.Value):
 		return nil
 	}
 	return r.unsloth4()
+}
+
+// unsloth8 reads load_in_8bit. Unsloth gave it to transformers from a release of September 2025 on; before, weights
+// stayed in 16 bits (FastBaseModel.from_pretrained in unsloth/models/vision.py, 2025.4.1 to 2025.9.9).
+func (r *reader) unsloth8() error {
+	const key, since = "load_in_8bit", "2025.9.10"
+	has := r.ReleaseOf("unsloth")
+	if !has.IsZero() && !has.AtLeast(2025, 9, 10) {
+		r.Note(recipe.Loaded, fmt.Sprintf("says %s, which Unsloth %v does not give to transformers: weights stay in "+
+			"16 bits; %s does", key, has, since))
+		return nil
+	}
+	if has.IsZero() {
+		r.Note(recipe.Loaded, fmt.Sprintf("says %s, which releases of Unsloth before %s do not give to transformers: "+
+			"weights then take twice as much; --release unsloth=VERSION plans them", key, since))
+	}
+	return r.Quantize(recipe.Loaded, map[string]*strict.Value{key: strict.Of(true)})
 }
 
 func (r *reader) unsloth4() error {
@@ -125,5 +145,10 @@ func (r *reader) unslothAdapts(v *strict.Value) error {
 		r.To.Offloading.InputsOnly, r.To.Offloading.Stash = true, 2
 	}
 	r.Set("gradient_checkpointing", recipe.Adapted, recipe.On(checkpoints))
+	if r.To.Offloading != nil { // the backward pass runs a block in a graph of its own (UnslothCheckpointFunction)
+		kwargs := &strict.Value{Kind: '{'}
+		recipe.Give(kwargs, "use_reentrant", v.At, strict.Of(true))
+		recipe.Give(r.Arguments, "gradient_checkpointing_kwargs", v.At, kwargs)
+	}
 	return r.Adapt(recipe.Adapted, values)
 }

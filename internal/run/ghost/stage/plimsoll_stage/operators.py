@@ -58,19 +58,22 @@ def key_nothing(cache: Any) -> None:
 def compile_first(heuristics: Any) -> None:
     """Inductor's kernels: the first of their configurations that can be compiled, and no search for a faster one."""
     tuner = heuristics.CachingAutotuner
-    compile_all = tuner._precompile_worker
+    name = "_precompile_worker" if hasattr(tuner, "_precompile_worker") else "precompile"  # before torch 2.7
+    compile_all = getattr(tuner, name)
+    no_configs = getattr(heuristics, "NoTritonConfigsError", RuntimeError)
 
     @functools.wraps(compile_all)
-    def compile_one(self):
-        for config in self.configs[:-1] if self.configs and not self.compile_results else ():
+    def compile_one(self, *arguments, **options):
+        compiled = getattr(self, "compile_results", None) or getattr(self, "launchers", None)
+        for config in self.configs[:-1] if self.configs and not compiled else ():
             others, self.configs = self.configs, [config]
             try:
-                return compile_all(self)
-            except heuristics.NoTritonConfigsError:
+                return compile_all(self, *arguments, **options)
+            except no_configs:
                 self.configs = others[1:]
-        return compile_all(self)
+        return compile_all(self, *arguments, **options)
 
-    tuner._precompile_worker = compile_one
+    setattr(tuner, name, compile_one)
     tuner.coordinate_descent_tuning = lambda self, launcher, *arguments, **options: launcher
 
 

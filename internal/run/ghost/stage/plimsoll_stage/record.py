@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import inspect
 import json
 import os
 import pickle
@@ -152,8 +153,13 @@ class Recorder:
 
     def _remember(self) -> None:
         """Has PyTorch record the history of its memory from now on."""
-        options = {"max_entries": 4_000_000, "context": "alloc", "stacks": "python", "clear_history": True}
-        self._torch.cuda.memory._record_memory_history(**options)
+        options = {"max_entries": 4_000_000, "context": "alloc", "stacks": "python"}
+        record = self._torch.cuda.memory._record_memory_history
+        if "clear_history" in inspect.signature(record).parameters:
+            options["clear_history"] = True
+        else:  # before torch 2.8 a recording that ends drops its history
+            record(None)
+        record(**options)
 
     def _write_part(self) -> None:
         """Writes the history once it has many entries, and begins it anew. In a backward pass other threads add to it."""
