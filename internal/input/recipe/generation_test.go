@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/rollout"
 )
 
@@ -106,6 +107,25 @@ func TestSwiftGRPO(t *testing.T) {
 	} {
 		if _, err := read(t, text+more); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want %q", more, err, says)
+		}
+	}
+}
+
+// TestPartsOfSwift holds the parts of a weight sync by the release of ms-swift: some gather all parts at once.
+func TestPartsOfSwift(t *testing.T) {
+	const text = "rlhf_type: grpo\nmodel: x\ntuner_type: full\nuse_vllm: true\nvllm_mode: colocate\n" +
+		"move_model_batches: 16\n"
+	for of, want := range map[version.Version]int64{
+		{Major: 3, Minor: 10, Patch: 3}: 16, {Major: 3, Minor: 12}: 16, {Major: 3, Minor: 12, Patch: 1}: 1,
+		{Major: 3, Minor: 12, Patch: 5}: 1, {Major: 3, Minor: 12, Patch: 6}: 16, {Major: 4}: 16,
+	} {
+		f, err := ParseFramework("train.yaml", []byte(text),
+			Source{Releases: func(string) version.Version { return of }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := f.Generation.Engine.SyncParts; got != want {
+			t.Errorf("ms-swift %v gathers the model in %d parts, want %d", of, got, want)
 		}
 	}
 }
