@@ -126,6 +126,9 @@ const (
 	InTiles    Chunks = "tiles"
 	Recomputed Chunks = "recomputed"
 	BySequence Chunks = "sequences"
+	// Kernel and WideKernel are those of a kernel of flash-attn, of the logits or of an fp32 copy: verl and OpenRLHF.
+	Kernel     Chunks = "kernel"
+	WideKernel Chunks = "wide kernel"
 )
 
 // Passes says how a program runs the passes of the model.

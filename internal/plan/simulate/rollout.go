@@ -350,7 +350,7 @@ func (s *simulation) score(r *simulation) (result forward.Result) {
 		options.Batch = n
 	}
 	switch {
-	case s.Loss == forward.TiledLoss:
+	case s.Loss == forward.TiledLoss || s.Loss == forward.KernelLoss || s.Loss == forward.WideKernelLoss:
 		options.Loss = s.Loss
 	case s.rollout.ChunkedLogProbs:
 		options.Loss = forward.FusedLoss
