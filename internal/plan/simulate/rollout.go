@@ -62,8 +62,17 @@ func newRollout(j *job.Job, gpu, host *trace) (*rolloutEngine, error) {
 // outsideOfRollout returns what an engine holds of a GPU outside of all pools, asleep or not.
 func outsideOfRollout(j *job.Job) (list []ledger.Holding) {
 	e := j.Rollout
-	if e == nil || e.Server {
+	if e == nil {
 		return nil
+	}
+	for range e.Apart {
+		for _, h := range Outside(j.Versions.Torch, j.GPU.Capability, j.World) {
+			h.Why = "of the process that has the frozen model: " + h.Why
+			list = append(list, h)
+		}
+	}
+	if e.Server {
+		return asMeasured(list...)
 	}
 	context := ledger.Holding{Component: ledger.RolloutContext}
 	if !e.SharesProcess {
@@ -87,6 +96,12 @@ func outsideOfRollout(j *job.Job) (list []ledger.Holding) {
 // processes returns the processes of a rank on the host.
 func processes(j *job.Job) []ledger.Holding {
 	list := []ledger.Holding{process(j)}
+	if e := j.Rollout; e != nil && e.Apart > 0 {
+		h := process(j)
+		h.Bytes *= ledger.Bytes(e.Apart)
+		h.Why = "the process that has the frozen model: " + h.Why
+		list = append(list, h)
+	}
 	if e := j.Rollout; e != nil && !e.Server && !e.SharesProcess {
 		list = append(list, ledger.Holding{Component: ledger.RolloutProcess, Bytes: processBytes,
 			Why: "the engine's process of each GPU, as large as one that trains: " + usualProcess.Why})

@@ -9,6 +9,7 @@ import (
 	"plimsoll/internal/input/recipe/axolotl"
 	"plimsoll/internal/input/recipe/litgpt"
 	"plimsoll/internal/input/recipe/llamafactory"
+	"plimsoll/internal/input/recipe/openrlhf"
 	"plimsoll/internal/input/recipe/slime"
 	"plimsoll/internal/input/recipe/swift"
 	"plimsoll/internal/input/recipe/torchtitan"
@@ -21,7 +22,8 @@ import (
 // A program that wraps others comes before them, as its files have their keys, too.
 func init() {
 	recipe.Register(slices.Concat(
-		[]*recipe.Kind{recipe.SeveralKind, swift.Megatron, slime.Kind, recipe.ArgumentsKind, verl.Megatron, verl.Kind},
+		[]*recipe.Kind{recipe.SeveralKind, swift.Megatron, slime.Kind, recipe.ArgumentsKind, verl.Megatron, verl.Kind,
+			openrlhf.Kind},
 		recipe.OtherTrainings,
 		[]*recipe.Kind{
 			llamafactory.V1,
