@@ -370,9 +370,18 @@ func (s *simulation) score(r *simulation) (result forward.Result) {
 	case s.rollout.ChunkedLogProbs:
 		options.Loss = forward.FusedLoss
 	}
-	s.tape.WithoutGradients(func() { result = r.forward(s.tape, r.Model.Network, r.modules, options) })
-	if z, shards := r.engine.(*zero3); shards && r.frozen {
+	pass := func() {
+		s.tape.WithoutGradients(func() { result = r.forward(s.tape, r.Model.Network, r.modules, options) })
+	}
+	z, shards := r.engine.(*zero3)
+	switch {
+	case shards && r.frozen:
+		pass()
 		z.coordinator.reset()
+	case shards:
+		z.coordinator.apart(pass)
+	default:
+		pass()
 	}
 	return result
 }
