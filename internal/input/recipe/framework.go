@@ -422,7 +422,8 @@ func template(d *strict.Document, unread []string) error {
 		return err
 	}
 	for _, m := range d.Root.Members {
-		if v := m.Value; !slices.Contains(unread, m.Name) && v.Kind == '"' && isVariable(v.Text) && !harmless.MatchString(m.Name) {
+		isUnread := harmless.MatchString(m.Name) || slices.Contains(unread, m.Name)
+		if v := m.Value; v.Kind == '"' && isVariable(v.Text) && !isUnread {
 			return d.Inputf(v.At, "%s is %s, a variable: this file is a template", m.Name, v).
 				WithHint("give the file with the variables filled in")
 		}

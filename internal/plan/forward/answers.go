@@ -52,8 +52,8 @@ func (p *pass) kernelLoss(logits *autograd.Tensor) Result {
 	return Result{Loss: loss, Logits: logits}
 }
 
-// cooled divides logits by a temperature in place, through a view of them. The gradient then passes a copy for the view,
-// and three for the division (CopySlices in torch/csrc/autograd/functions/tensor.cpp).
+// cooled divides logits by a temperature in place, through a view of them. The gradient then passes a copy for the
+// view, and three for the division (CopySlices in torch/csrc/autograd/functions/tensor.cpp).
 func (p *pass) cooled(logits *autograd.Tensor) *autograd.Tensor {
 	divided := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{logits}, BackwardScratch: 2 * logits.Bytes(),
 		Outputs: []autograd.Output{{Elements: logits.Elements, DType: logits.DType, View: true}}})[0]

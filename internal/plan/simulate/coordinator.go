@@ -316,8 +316,8 @@ func (c *coordinator) releaseAll() {
 	}
 }
 
-// apart runs a pass without gradients of the trained model, which is not in the order of its training: DeepSpeed ends its
-// trace with such a pass, and begins a new one where the next pass differs (reset_step and trace_prologue in
+// apart runs a pass without gradients of the trained model, which is not in the order of its training: DeepSpeed ends
+// its trace with such a pass, and begins a new one where the next pass differs (reset_step and trace_prologue in
 // partitioned_param_coordinator.py).
 func (c *coordinator) apart(pass func()) {
 	c.untraced = true

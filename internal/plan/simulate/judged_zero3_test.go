@@ -14,8 +14,8 @@ import (
 func TestJudgedAnswersLeaveTheTrace(t *testing.T) {
 	gathered := func(micros int) ledger.Bytes {
 		file := filestest.InNewFolder(t)
-		q := job.Request{Model: "qwen2.5-7b", GPUs: 8, GPU: "H100-80GB", Precision: "bf16", Sequence: 512, MicroBatch: 1,
-			Accumulation: micros, Shorthand: job.Shorthand{Rollout: "vllm:0.3,sleep=2"},
+		q := job.Request{Model: "qwen2.5-7b", GPUs: 8, GPU: "H100-80GB", Precision: "bf16", Sequence: 512,
+			MicroBatch: 1, Accumulation: micros, Shorthand: job.Shorthand{Rollout: "vllm:0.3,sleep=2"},
 			DeepSpeed: file("ds.json", `{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true},
 				"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}`)}
 		j, err := q.Resolve()

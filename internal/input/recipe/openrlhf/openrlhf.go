@@ -32,7 +32,7 @@ var program = recipe.Program{Name: "OpenRLHF", Package: "openrlhf", Release: ver
 	Oldest: version.Version{Minor: 6}, Unread: rule.Uncommented(ignored),
 	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
 	Keys: aliased(rule.Ignored(ignored), rule.Anything.For(mark),
-		rule.Worded.For(`pretrain reward_pretrain critic_pretrain remote_rm_url agent_func_path attn_implementation
+		rule.Worded.For(`pretrain reward_pretrain agent_func_path attn_implementation
 			grad_accum_dtype actor_optim`), rule.Anything.For("temperature torch_compile pretrain_data"),
 		rule.Switched.For(`colocate_actor_ref colocate_all_models vllm_enable_sleep
 			enforce_eager async_train gradient_checkpointing gradient_checkpointing_use_reentrant adam_offload
@@ -91,8 +91,8 @@ func (r *reader) read() error {
 func (r *reader) refuse() error {
 	all := r.Truth("colocate_all_models")
 	if all && r.hasCritic() {
-		return r.Fault("colocate_all_models", "is true, and advantage_estimator is gae: a critic is trained on the GPUs "+
-			"of the actor, which is not planned yet", "plan the actor alone with another estimator, such as "+
+		return r.Fault("colocate_all_models", "is true, and advantage_estimator is gae: a critic is trained on the "+
+			"GPUs of the actor, which is not planned yet", "plan the actor alone with another estimator, such as "+
 			"group_norm, and expect the critic on top")
 	}
 	if all && r.hasReward() {
@@ -109,8 +109,8 @@ func (r *reader) refuse() error {
 		}
 	}
 	if r.Integer("vllm_num_engines") == 0 {
-		return r.Fault("vllm_num_engines", "is 0 or not given: the model generates answers itself, which is not planned",
-			"give the number of vLLM's engines")
+		return r.Fault("vllm_num_engines", "is 0 or not given: the model generates answers itself, which is not "+
+			"planned", "give the number of vLLM's engines")
 	}
 	return cmp.Or(r.Unplanned("an average of the weights is trained beside them", "enable_ema"),
 		r.Unplanned("DeepSpeed or torch compiles the passes", "deepcompile torch_compile"),
@@ -249,8 +249,8 @@ func (r *reader) generation() {
 		r.Note("init_kl_coef", "is above 0: a frozen copy of the model judges answers, in a process of its own on the "+
 			"GPUs of the actor")
 	} else if judges {
-		r.Note("init_kl_coef", "is above 0: a frozen copy of the model judges answers on GPUs of its own, which the plan "+
-			"leaves out")
+		r.Note("init_kl_coef", "is above 0: a frozen copy of the model judges answers on GPUs of its own, which the "+
+			"plan leaves out")
 	}
 	r.To.Generation = &recipe.Generation{Engine: &e, Reference: judges && beside}
 }
@@ -278,8 +278,8 @@ func (r *reader) remarks() {
 		r.Note("agent_func_path", "generates answers in a way of the user's own, whose turns may make samples longer")
 	}
 	if r.Truth("packing_samples") && !r.Truth("use_dynamic_batch") {
-		r.Note("packing_samples", "is true: a pass has no padding, and is as large as planned where all samples are as "+
-			"long as the longest")
+		r.Note("packing_samples", "is true: a pass has no padding, and is as large as planned where all samples are "+
+			"as long as the longest")
 	}
 }
 

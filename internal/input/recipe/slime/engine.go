@@ -78,8 +78,8 @@ func (r *reader) places(e *rollout.Engine) error {
 		r.Note("offload_train", "is on, and SGLang has GPUs of its own: the trainer's peak is that of its own passes")
 		return nil
 	}
-	r.Note("colocate", "moves no parameters and no gradients to the host since slime 0.3.0 (May 2026): earlier releases "+
-		"do while SGLang generates, and --rollout backups=all plans that")
+	r.Note("colocate", "moves no parameters and no gradients to the host since slime 0.3.0 (May 2026): earlier "+
+		"releases do while SGLang generates, and --rollout backups=all plans that")
 	return nil
 }
 
