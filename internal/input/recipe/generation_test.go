@@ -133,8 +133,9 @@ func TestPartsOfSwift(t *testing.T) {
 // TestOpenRLHF reads commands of train_ppo_ray, with the names of flags before and since 0.10.3.
 func TestOpenRLHF(t *testing.T) {
 	const before = "python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2.5-7B --actor_num_gpus_per_node 4 " +
-		"--micro_train_batch_size 2 --train_batch_size 64 --prompt_max_len 1000 --generate_max_len 3000 --zero_stage 3 " +
-		"--adam_offload --vllm_num_engines 4 --vllm_gpu_memory_utilization 0.5 --micro_rollout_batch_size 8 " +
+		"--micro_train_batch_size 2 --train_batch_size 64 --prompt_max_len 1000 --generate_max_len 3000 " +
+		"--zero_stage 3 --adam_offload --vllm_num_engines 4 " +
+		"--vllm_gpu_memory_utilization 0.5 --micro_rollout_batch_size 8 " +
 		"--vllm_enable_sleep --advantage_estimator group_norm --colocate_all_models --save_path $OUT\n"
 	const since = "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen2.5-7B " +
 		"--actor.num_gpus_per_node 4 --train.micro_batch_size 2 --train.batch_size 64 --data.max_len 4000 " +

@@ -268,7 +268,8 @@ var ownKeys = map[string]struct {
 		ownOpenRLHF + "colocate_all_models: true\nvllm_enable_sleep: true\nadvantage_estimator: rloo\n",
 		ownOpenRLHF + "colocate_actor_ref: true\nlora_rank: 8\n",
 		ownOpenRLHF + "use_dynamic_batch: true\n", ownOpenRLHF + "gradient_checkpointing: true\n",
-		"openrlhf_ppo: true\npretrain: x\nvllm_num_engines: 1\nzero_stage: 2\n"}, map[string]string{"attn_implementation": "sdpa", "param_dtype": "fp16",
+		"openrlhf_ppo: true\npretrain: x\nvllm_num_engines: 1\nzero_stage: 2\n"}, map[string]string{
+		"attn_implementation": "sdpa", "param_dtype": "fp16",
 		"grad_accum_dtype": "fp32"}},
 	"slime": {readsArguments("slime_train"), []string{"slime/ignored.txt"}, ownSlime, ownSlimeValues},
 	"miles": {readsArguments("slime_train"), []string{"slime/ignored.txt"}, ownSlime, ownSlimeValues},
@@ -297,7 +298,8 @@ const (
 		"checkpointer:\n  _component_: x\noptimizer:\n  _component_: torch.optim.AdamW\ndtype: bf16\n"
 	ownLit = "checkpoint_dir: checkpoints/x/y\nlogger_name: csv\nprecision: bf16-true\ntrain:\n" +
 		"  max_seq_length: 512\n"
-	ownTitan    = "model:\n  name: llama3\n  flavor: 8B\ntraining:\n  seq_len: 512\nactivation_checkpoint:\n  mode: none\n"
+	ownTitan = "model:\n  name: llama3\n  flavor: 8B\ntraining:\n  seq_len: 512\nactivation_checkpoint:\n" +
+		"  mode: none\n"
 	ownOpenRLHF = "openrlhf_ppo: true\npretrain: x\nvllm_num_engines: 1\nzero_stage: 3\n"
 	ownVerl     = "algorithm:\n  adv_estimator: grpo\nactor_rollout_ref:\n  actor:\n" +
 		"    ppo_micro_batch_size_per_gpu: 1\n" +

@@ -66,8 +66,8 @@ const (
 	ChunkedOutputsLoss
 	LinearLoss
 	// KernelLoss has log-probabilities of tokens from a kernel that saves the logits and writes their gradient in
-	// place: verl, by flash-attn (CrossEntropyLoss in flash_attn/ops/triton/cross_entropy.py). WideKernelLoss has them from an
-	// fp32 copy that the program holds, and a gradient beside it: OpenRLHF.
+	// place: verl, by flash-attn (CrossEntropyLoss in flash_attn/ops/triton/cross_entropy.py). WideKernelLoss
+	// has them from an fp32 copy that the program holds, and a gradient beside it: OpenRLHF.
 	KernelLoss
 	WideKernelLoss
 )
