@@ -62,9 +62,9 @@ var OtherTrainings = []*Kind{
 		Marks: "use_slow_tokenizer with_tracking checkpointing_steps dataset_mixer_list"},
 	{Name: "training by TRL that generates answers", Marks: "trl_generates", Instead: byTrained,
 		Commands: commandsOf("trl_generates", "trl ppo", "trl online_dpo", "ppo.py", "online_dpo.py", "gkd.py")},
-	{Name: "training by OpenRLHF or another program that generates answers", Marks: "generates_answers",
-		Instead: byTrained, Commands: commandsOf("generates_answers", "openrlhf/cli/train_ppo_ray.py",
-			"openrlhf/cli/train_ppo.py", "examples/run_grpo_math.py")},
+	{Name: "training by train_ppo of OpenRLHF or another program that generates answers", Marks: "generates_answers",
+		Instead: byTrained, Commands: commandsOf("generates_answers", "openrlhf/cli/train_ppo.py",
+			"examples/run_grpo_math.py")},
 	{Name: "record of a run by Weights & Biases", Marks: "_wandb wandb_version"},
 	{Name: "description of a dataset", Marks: "builder_name features+splits _data_files dataset_info"},
 }

@@ -128,6 +128,9 @@ const (
 	InTiles    Chunks = "tiles"
 	Recomputed Chunks = "recomputed"
 	BySequence Chunks = "sequences"
+	// Kernel and WideKernel are those of a kernel of flash-attn, of the logits or of an fp32 copy: verl and OpenRLHF.
+	Kernel     Chunks = "kernel"
+	WideKernel Chunks = "wide kernel"
 )
 
 // Passes says how a program runs the passes of the model.
@@ -283,6 +286,8 @@ type Program struct {
 	Release, Oldest version.Version
 	// Keys are those beside the ones of TrainingArguments. A rule without a form is of a key that no plan depends on.
 	Keys strict.Keys
+	// Unread are keys that no plan depends on, whose values a script may compute.
+	Unread string
 	// Hosts reports whether the keys of TrainingArguments are keys of the file, too.
 	Hosts bool
 	// Loose reports whether most keys of a file may be unknown: its components have keys of their own.
@@ -361,10 +366,10 @@ func (p *Program) known() strict.Keys {
 
 // parse reads a document of a program.
 func (k *Kind) parse(d *strict.Document, from Source) (*Framework, error) {
-	if err := template(d); err != nil {
+	p := k.Program
+	if err := template(d, strings.Fields(p.Unread)); err != nil {
 		return nil, err
 	}
-	p := k.Program
 	if err := k.expand(d, p.known(), p.Keys); err != nil {
 		return nil, err
 	}
@@ -417,12 +422,13 @@ func computedMember(d *strict.Document) error {
 }
 
 // template refuses a file with variables that another program fills in.
-func template(d *strict.Document) error {
+func template(d *strict.Document, unread []string) error {
 	if err := computedMember(d); err != nil {
 		return err
 	}
 	for _, m := range d.Root.Members {
-		if v := m.Value; v.Kind == '"' && isVariable(v.Text) && !harmless.MatchString(m.Name) {
+		isUnread := harmless.MatchString(m.Name) || slices.Contains(unread, m.Name)
+		if v := m.Value; v.Kind == '"' && isVariable(v.Text) && !isUnread {
 			return d.Inputf(v.At, "%s is %s, a variable: this file is a template", m.Name, v).
 				WithHint("give the file with the variables filled in")
 		}

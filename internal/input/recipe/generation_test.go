@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/rollout"
 )
 
@@ -105,6 +106,70 @@ func TestSwiftGRPO(t *testing.T) {
 		"external_plugins: a.py\noptimizer: x\n": "plugins may change",
 	} {
 		if _, err := read(t, text+more); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", more, err, says)
+		}
+	}
+}
+
+// TestPartsOfSwift holds the parts of a weight sync by the release of ms-swift: some gather all parts at once.
+func TestPartsOfSwift(t *testing.T) {
+	const text = "rlhf_type: grpo\nmodel: x\ntuner_type: full\nuse_vllm: true\nvllm_mode: colocate\n" +
+		"move_model_batches: 16\n"
+	for of, want := range map[version.Version]int64{
+		{Major: 3, Minor: 10, Patch: 3}: 16, {Major: 3, Minor: 12}: 16, {Major: 3, Minor: 12, Patch: 1}: 1,
+		{Major: 3, Minor: 12, Patch: 5}: 1, {Major: 3, Minor: 12, Patch: 6}: 16, {Major: 4}: 16,
+	} {
+		f, err := ParseFramework("train.yaml", []byte(text),
+			Source{Releases: func(string) version.Version { return of }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := f.Generation.Engine.SyncParts; got != want {
+			t.Errorf("ms-swift %v gathers the model in %d parts, want %d", of, got, want)
+		}
+	}
+}
+
+// TestOpenRLHF reads commands of train_ppo_ray, with the names of flags before and since 0.10.3.
+func TestOpenRLHF(t *testing.T) {
+	const before = "python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2.5-7B --actor_num_gpus_per_node 4 " +
+		"--micro_train_batch_size 2 --train_batch_size 64 --prompt_max_len 1000 --generate_max_len 3000 " +
+		"--zero_stage 3 --adam_offload --vllm_num_engines 4 " +
+		"--vllm_gpu_memory_utilization 0.5 --micro_rollout_batch_size 8 " +
+		"--vllm_enable_sleep --advantage_estimator group_norm --colocate_all_models --save_path $OUT\n"
+	const since = "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen2.5-7B " +
+		"--actor.num_gpus_per_node 4 --train.micro_batch_size 2 --train.batch_size 64 --data.max_len 4000 " +
+		"--ds.zero_stage 3 --ds.adam_offload --vllm.num_engines 4 --vllm.gpu_memory_utilization 0.5 " +
+		"--rollout.micro_batch_size 8 --vllm.enable_sleep --algo.advantage.estimator group_norm --train.colocate_all " +
+		"--ckpt.output_dir $OUT\n"
+	want := rollout.New(rollout.VLLM)
+	want.Fraction, want.Longest, want.Sleep, want.LogProbsBatch = .5, 4000, 1, 8
+	want.RayThreshold, want.Apart = .95, 1
+	for name, text := range map[string]string{"before": before, "since": since} {
+		f, err := read(t, text)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if g := f.Generation; *g.Engine != want || !g.Reference || f.Sequence != 4000 || f.Chunks != WideKernel ||
+			f.PerNode != 4 || f.Training.GradientAccumulation != 8 || f.Training.MicroBatch != 2 {
+			t.Errorf("%s: %+v, reference %t, %d tokens in %d of %d; want %+v", name, g.Engine, g.Reference, f.Sequence,
+				f.Training.MicroBatch, f.Training.GradientAccumulation, want)
+		}
+	}
+	for more, says := range map[string]string{
+		"--advantage_estimator gae":    "a critic is trained on the GPUs of the actor",
+		"--ring_attn_size 2":           "divides sequences or layers",
+		"--enable_ema":                 "an average of the weights",
+		"--reward_pretrain y":          "rewards answers on the GPUs of the actor",
+		"--vllm_num_engines 0":         "the model generates answers itself",
+		"--actor_optim muon":           "is muon",
+		"--param_dtype fp8":            "expected bf16 or fp16",
+		"--pretrain_data x":            "a loss of other data",
+		"--load_in_4bit --lora_rank 8": "the weights are quantized",
+	} {
+		if _, err := read(t, strings.TrimSuffix(before, "\n")+" "+more+"\n"); err == nil ||
+			!strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want %q", more, err, says)
 		}
 	}

@@ -109,7 +109,7 @@ func say(b *strings.Builder, v reflect.Value) {
 			return
 		}
 		for i := range v.NumField() {
-			if name := v.Type().Field(i).Name; name != "Notes" && !v.Field(i).IsZero() {
+			if name := v.Type().Field(i).Name; name != "Notes" && name != "document" && !v.Field(i).IsZero() {
 				fmt.Fprintf(b, "%s:", name)
 				say(b, v.Field(i))
 			}
@@ -264,6 +264,13 @@ var ownKeys = map[string]struct {
 			"actor_rollout_ref.actor.megatron.dtype": "float16", "actor_rollout_ref.actor.optim.exp_avg_dtype": "bf16",
 			"actor_rollout_ref.actor.optim.exp_avg_sq_dtype": "bf16",
 			"actor_rollout_ref.actor.optim.main_grads_dtype": "bf16"}},
+	"openrlhf": {readsFramework, []string{"openrlhf/ignored.txt"}, []string{ownOpenRLHF,
+		ownOpenRLHF + "colocate_all_models: true\nvllm_enable_sleep: true\nadvantage_estimator: rloo\n",
+		ownOpenRLHF + "colocate_actor_ref: true\nlora_rank: 8\n",
+		ownOpenRLHF + "use_dynamic_batch: true\n", ownOpenRLHF + "gradient_checkpointing: true\n",
+		"openrlhf_ppo: true\npretrain: x\nvllm_num_engines: 1\nzero_stage: 2\n"}, map[string]string{
+		"attn_implementation": "sdpa", "param_dtype": "fp16",
+		"grad_accum_dtype": "fp32"}},
 	"slime": {readsArguments("slime_train"), []string{"slime/ignored.txt"}, ownSlime, ownSlimeValues},
 	"miles": {readsArguments("slime_train"), []string{"slime/ignored.txt"}, ownSlime, ownSlimeValues},
 	"transformers": {readsTraining, []string{"testdata/keys/transformers-ignored.txt"}, []string{
@@ -291,8 +298,10 @@ const (
 		"checkpointer:\n  _component_: x\noptimizer:\n  _component_: torch.optim.AdamW\ndtype: bf16\n"
 	ownLit = "checkpoint_dir: checkpoints/x/y\nlogger_name: csv\nprecision: bf16-true\ntrain:\n" +
 		"  max_seq_length: 512\n"
-	ownTitan = "model:\n  name: llama3\n  flavor: 8B\ntraining:\n  seq_len: 512\nactivation_checkpoint:\n  mode: none\n"
-	ownVerl  = "algorithm:\n  adv_estimator: grpo\nactor_rollout_ref:\n  actor:\n" +
+	ownTitan = "model:\n  name: llama3\n  flavor: 8B\ntraining:\n  seq_len: 512\nactivation_checkpoint:\n" +
+		"  mode: none\n"
+	ownOpenRLHF = "openrlhf_ppo: true\npretrain: x\nvllm_num_engines: 1\nzero_stage: 3\n"
+	ownVerl     = "algorithm:\n  adv_estimator: grpo\nactor_rollout_ref:\n  actor:\n" +
 		"    ppo_micro_batch_size_per_gpu: 1\n" +
 		"    strategy: fsdp2\n  model:\n    path: x\n  rollout:\n    name: vllm\n"
 )

@@ -51,6 +51,9 @@ type Engine struct {
 	SyncsFromGPU bool
 	// Copies is the number of further copies of the trainer's parameters on the host, such as that of the actor.
 	Copies int64
+	// Apart is the number of processes beside the trainer's on each of its GPUs that have other models, such as the
+	// frozen one.
+	Apart int64
 	// HostReference means that the frozen model waits on the host between its passes.
 	HostReference bool
 

@@ -30,6 +30,36 @@ func (p *pass) answers(logits *autograd.Tensor) Result {
 	return Result{Loss: loss, Logits: logits}
 }
 
+// kernelLoss has a kernel compute the log-probabilities of the tokens.
+func (p *pass) kernelLoss(logits *autograd.Tensor) Result {
+	held := p.Loss == WideKernelLoss
+	if held {
+		logits = p.follow(logits, p.cast(logits, dtype.F32))
+		p.HasLogits()
+	}
+	loss := p.Scope(func() *autograd.Tensor {
+		x := logits
+		if !held {
+			x = p.cooled(logits)
+		}
+		return p.mean(p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x},
+			Replaces: !held, Outputs: []autograd.Output{{Elements: p.Batch * p.Sequence, DType: dtype.F32}}})[0])
+	})
+	if !held {
+		p.Drop(logits)
+		return Result{Loss: loss}
+	}
+	return Result{Loss: loss, Logits: logits}
+}
+
+// cooled divides logits by a temperature in place, through a view of them. The gradient then passes a copy for the
+// view, and three for the division (CopySlices in torch/csrc/autograd/functions/tensor.cpp).
+func (p *pass) cooled(logits *autograd.Tensor) *autograd.Tensor {
+	divided := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{logits}, BackwardScratch: 2 * logits.Bytes(),
+		Outputs: []autograd.Output{{Elements: logits.Elements, DType: logits.DType, View: true}}})[0]
+	return p.slice(divided, logits.Elements)
+}
+
 // withoutLast is the view logits[:, :-1, :]. Its gradient is copied into zeros as large as the logits.
 func (p *pass) withoutLast(logits *autograd.Tensor) *autograd.Tensor {
 	return p.slice(logits, logits.Elements)

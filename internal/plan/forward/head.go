@@ -63,6 +63,8 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	switch {
 	case p.Loss == LogProbabilities || p.Loss == SelectedLogProbabilities:
 		return p.answers(logits)
+	case p.Loss == KernelLoss || p.Loss == WideKernelLoss:
+		return p.kernelLoss(logits)
 	case p.Loss == NoLoss:
 		if p.WideLogits {
 			logits = p.follow(logits, p.cast(logits, dtype.F32))

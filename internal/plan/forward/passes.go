@@ -65,6 +65,11 @@ const (
 	// once or of one after the other.
 	ChunkedOutputsLoss
 	LinearLoss
+	// KernelLoss has log-probabilities of tokens from a kernel that saves the logits and writes their gradient in
+	// place: verl, by flash-attn (CrossEntropyLoss in flash_attn/ops/triton/cross_entropy.py). WideKernelLoss
+	// has them from an fp32 copy that the program holds, and a gradient beside it: OpenRLHF.
+	KernelLoss
+	WideKernelLoss
 )
 
 // Options are the settings of one forward pass.

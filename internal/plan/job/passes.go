@@ -193,7 +193,8 @@ func (r *resolver) chunkedLoss() {
 	}
 	r.job.Loss = map[recipe.Chunks]forward.LossKind{recipe.Outputs: forward.ChunkedOutputsLoss,
 		recipe.Linear: forward.LinearLoss, recipe.InTiles: forward.TiledLoss,
-		recipe.Recomputed: forward.RecomputedLoss, recipe.BySequence: forward.SelectedLogProbabilities}[f.Chunks]
+		recipe.Recomputed: forward.RecomputedLoss, recipe.BySequence: forward.SelectedLogProbabilities,
+		recipe.Kernel: forward.KernelLoss, recipe.WideKernel: forward.WideKernelLoss}[f.Chunks]
 }
 
 // ligerModels are the model types with kernels in liger-kernel 0.6

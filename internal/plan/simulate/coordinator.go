@@ -21,6 +21,7 @@ type coordinator struct {
 	status    []parameterStatus // by index of the parameter
 	order     []use             // uses of modules in the first pass, in order
 	seen      bool              // the first pass is done
+	untraced  bool              // a pass is under way that the order does not have
 	at        int               // the current use, an index of order
 	live      int64             // elements of the live parameters
 	// next is the first parameter that was not prefetched: an index of order, and an index of the module's
@@ -113,6 +114,9 @@ func (c *coordinator) use(path string) {
 	}
 	c.fetch(m.parameters)
 	m.inUse = true
+	if c.untraced {
+		return
+	}
 	if !c.seen {
 		u := use{module: m}
 		if n := len(c.order); n > 0 {
@@ -283,7 +287,7 @@ func (s *parameterStatus) inUse() bool {
 // soon reports whether a parameter was prefetched for a later use, or is used
 // again within max_reuse_distance.
 func (c *coordinator) soon(s *parameterStatus) bool {
-	if !c.seen {
+	if !c.seen || c.untraced {
 		return false
 	}
 	reuse := c.engine.recipe.Sizes.ReuseDistance
@@ -310,6 +314,15 @@ func (c *coordinator) releaseAll() {
 	for _, p := range c.engine.parameters {
 		c.drop(p)
 	}
+}
+
+// apart runs a pass without gradients of the trained model, which is not in the order of its training: DeepSpeed ends
+// its trace with such a pass, and begins a new one where the next pass differs (reset_step and trace_prologue in
+// partitioned_param_coordinator.py).
+func (c *coordinator) apart(pass func()) {
+	c.untraced = true
+	pass()
+	c.untraced = false
 }
 
 // reset ends a pass. The next pass knows the order of the modules.

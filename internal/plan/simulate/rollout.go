@@ -62,8 +62,17 @@ func newRollout(j *job.Job, gpu, host *trace) (*rolloutEngine, error) {
 // outsideOfRollout returns what an engine holds of a GPU outside of all pools, asleep or not.
 func outsideOfRollout(j *job.Job) (list []ledger.Holding) {
 	e := j.Rollout
-	if e == nil || e.Server {
+	if e == nil {
 		return nil
+	}
+	for range e.Apart {
+		for _, h := range Outside(j.Versions.Torch, j.GPU.Capability, j.World) {
+			h.Why = "of the process that has the frozen model: " + h.Why
+			list = append(list, h)
+		}
+	}
+	if e.Server {
+		return asMeasured(list...)
 	}
 	context := ledger.Holding{Component: ledger.RolloutContext}
 	if !e.SharesProcess {
@@ -87,6 +96,12 @@ func outsideOfRollout(j *job.Job) (list []ledger.Holding) {
 // processes returns the processes of a rank on the host.
 func processes(j *job.Job) []ledger.Holding {
 	list := []ledger.Holding{process(j)}
+	if e := j.Rollout; e != nil && e.Apart > 0 {
+		h := process(j)
+		h.Bytes *= ledger.Bytes(e.Apart)
+		h.Why = "the process that has the frozen model: " + h.Why
+		list = append(list, h)
+	}
 	if e := j.Rollout; e != nil && !e.Server && !e.SharesProcess {
 		list = append(list, ledger.Holding{Component: ledger.RolloutProcess, Bytes: processBytes,
 			Why: "the engine's process of each GPU, as large as one that trains: " + usualProcess.Why})
@@ -350,14 +365,23 @@ func (s *simulation) score(r *simulation) (result forward.Result) {
 		options.Batch = n
 	}
 	switch {
-	case s.Loss == forward.TiledLoss:
+	case s.Loss == forward.TiledLoss || s.Loss == forward.KernelLoss || s.Loss == forward.WideKernelLoss:
 		options.Loss = s.Loss
 	case s.rollout.ChunkedLogProbs:
 		options.Loss = forward.FusedLoss
 	}
-	s.tape.WithoutGradients(func() { result = r.forward(s.tape, r.Model.Network, r.modules, options) })
-	if z, shards := r.engine.(*zero3); shards && r.frozen {
+	pass := func() {
+		s.tape.WithoutGradients(func() { result = r.forward(s.tape, r.Model.Network, r.modules, options) })
+	}
+	z, shards := r.engine.(*zero3)
+	switch {
+	case shards && r.frozen:
+		pass()
 		z.coordinator.reset()
+	case shards:
+		z.coordinator.apart(pass)
+	default:
+		pass()
 	}
 	return result
 }

@@ -203,9 +203,12 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 			if d, is := s.engine.(*ddp); is {
 				d.clones(result.Logits).free()
 			}
-			if s.HoldsOutputs {
+			switch {
+			case s.HoldsOutputs:
 				s.held = result
-			} else {
+			case s.Loss == forward.WideKernelLoss: // until the pass of the micro batch returns
+				s.held = forward.Result{Logits: result.Logits}
+			default:
 				s.drop(forward.Result{Logits: result.Logits, RouterLogits: result.RouterLogits})
 			}
 		})
@@ -221,6 +224,8 @@ func (s *simulation) iterate(iteration ledger.Iteration) {
 			s.experts.endBackward()
 		})
 		if !s.HoldsOutputs {
+			s.drop(s.held)
+			s.held = forward.Result{}
 			s.tape.Drop(result.Loss)
 		}
 		s.gpu.Free(batch)

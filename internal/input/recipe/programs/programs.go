@@ -9,6 +9,7 @@ import (
 	"plimsoll/internal/input/recipe/axolotl"
 	"plimsoll/internal/input/recipe/litgpt"
 	"plimsoll/internal/input/recipe/llamafactory"
+	"plimsoll/internal/input/recipe/openrlhf"
 	"plimsoll/internal/input/recipe/slime"
 	"plimsoll/internal/input/recipe/swift"
 	"plimsoll/internal/input/recipe/torchtitan"
@@ -22,7 +23,7 @@ import (
 func init() {
 	recipe.Register(slices.Concat(
 		[]*recipe.Kind{recipe.SeveralKind, swift.Megatron, slime.Kind, recipe.BridgeKind, recipe.ArgumentsKind,
-			verl.Megatron, verl.Kind},
+			verl.Megatron, verl.Kind, openrlhf.Kind},
 		recipe.OtherTrainings,
 		[]*recipe.Kind{
 			llamafactory.V1,

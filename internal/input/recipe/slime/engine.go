@@ -76,7 +76,10 @@ func (r *reader) places(e *rollout.Engine) error {
 	if !shares {
 		e.Backups, e.Dropped = rollout.Backups{}, rollout.Backups{}
 		r.Note("offload_train", "is on, and SGLang has GPUs of its own: the trainer's peak is that of its own passes")
+		return nil
 	}
+	r.Note("colocate", "moves no parameters and no gradients to the host since slime 0.3.0 (May 2026): earlier "+
+		"releases do while SGLang generates, and --rollout backups=all plans that")
 	return nil
 }
 

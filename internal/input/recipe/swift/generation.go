@@ -80,13 +80,32 @@ func (r *reader) engine() rollout.Engine {
 		r.Integer("max_model_len"))
 	e.Graphs = !r.Truth("vllm_enforce_eager")
 	e.Backups = rollout.Backups{Parameters: r.Truth("offload_model"), Optimizer: r.Truth("offload_optimizer")}
-	e.Sync, e.SyncParts = rollout.GatheredModel, r.Integer("move_model_batches")
+	e.Sync, e.SyncParts = rollout.GatheredModel, r.syncParts()
 	each, steps := r.Integer("per_device_train_batch_size"), r.Integer("steps_per_generation")
 	if steps == 0 {
 		steps = r.accumulation()
 	}
 	e.Sequences = cmp.Or(r.Integer("vllm_max_num_seqs"), each*e.Tensor*steps)
 	return e
+}
+
+// syncParts returns the parts that a model which ZeRO-3 shards is gathered in. Releases 3.12.1 to 3.12.5 gather all of
+// it before the first part (_move_full_model_to_vllm in rollout_mixin.py).
+func (r *reader) syncParts() int64 {
+	const key = "move_model_batches"
+	parts := r.Integer(key)
+	of := r.To.Release
+	switch {
+	case parts <= 1:
+	case of.AtLeast(3, 12, 1) && !of.AtLeast(3, 12, 6):
+		r.Note(key, fmt.Sprintf("is without effect in ms-swift %v, which gathers all of the model at once: 3.12.6 "+
+			"and later have the parts", of))
+		return 1
+	case r.To.Assumed:
+		r.Note(key, "divides what is gathered for vLLM; ms-swift 3.12.1 to 3.12.5 gather all of the model at once "+
+			"under ZeRO-3, and --release ms-swift=VERSION plans that")
+	}
+	return parts
 }
 
 // accumulation returns the micro batches of an optimizer step, as batch has set them.

@@ -218,6 +218,7 @@ func (r *reader) precision() error {
 		!strings.HasPrefix(r.Word(fsdp+"dtype"), "bf"))
 	r.To.ReducesIn32 = true
 	r.To.FusedLoss = r.Truth(model + "use_fused_kernels")
+	r.To.Chunks = recipe.Kernel                      // logprobs_from_logits in verl/utils/torch_functional.py
 	r.To.LigerModules = r.Truth(model + "use_liger") // without its loss: workers/engine/fsdp/transformer_impl.py
 	if r.Number(actor+"entropy_coeff") != 0 && !r.To.FusedLoss {
 		r.Note(actor+"entropy_coeff", "is not 0: the backward pass of the entropy keeps more of the logits than the "+
