@@ -146,6 +146,9 @@ func (r *resolver) sharding() error {
 		j.UnitsAtEnds = *f.UnitsAtEnds
 	} else if r.preparedByAccelerate() && j.Versions.Accelerate.AtLeast(1, 14, 0) {
 		j.UnitsAtEnds = recipe.UnitsAtEnds{Embedding: true, Tail: true}
+	} else if j.Modules == "torchtitan" && j.FSDP.Version == 2 && j.Versions.Torch.AtLeast(2, 9, 0) {
+		// apply_fsdp in torchtitan's models/llama3 since July 2025, which is developed with the torch of its day.
+		j.UnitsAtEnds = recipe.UnitsAtEnds{Embedding: true, Tail: true}
 	}
 	r.assumeLoading()
 	r.sayPadding()

@@ -196,6 +196,32 @@ func TestAgainstPyTorch(t *testing.T) {
 			request: job.Request{Precision: "bf16"},
 			adapter: `{"peft_type": "OFT", "oft_block_size": 64, "block_share": true, "use_cayley_neumann": false, ` +
 				`"target_modules": ["q_proj", "up_proj"]}`},
+		{name: "loha", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
+			request: job.Request{Precision: "bf16"},
+			adapter: `{"peft_type": "LOHA", "r": 16, "target_modules": ["q_proj", "v_proj", "down_proj"]}`},
+		{name: "loha under autocast", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512,
+			flags: "--precision amp-bf16", request: job.Request{Precision: "amp-bf16"},
+			adapter: `{"peft_type": "LOHA", "r": 16, "target_modules": "all-linear"}`},
+		{name: "lokr", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
+			request: job.Request{Precision: "bf16"},
+			adapter: `{"peft_type": "LOKR", "r": 8, "decompose_factor": 4, "target_modules": ["q_proj", "v_proj", ` +
+				`"down_proj"]}`},
+		{name: "lokr, both of low rank", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512,
+			flags: "--precision amp-bf16", request: job.Request{Precision: "amp-bf16"},
+			adapter: `{"peft_type": "LOKR", "r": 4, "decompose_both": true, "target_modules": ["q_proj", "up_proj"]}`},
+		{name: "miss", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
+			request: job.Request{Precision: "bf16"},
+			adapter: `{"peft_type": "MISS", "r": 60, "miss_dropout": 0.1, "target_modules": ["q_proj", "down_proj"]}`},
+		{name: "mini miss", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision amp-bf16",
+			request: job.Request{Precision: "amp-bf16"},
+			adapter: `{"peft_type": "MISS", "r": 64, "mini_r": 32, "init_weights": "mini", "target_modules": ["q_proj", ` +
+				`"v_proj"]}`},
+		{name: "prompt tuning", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision bf16",
+			request: job.Request{Precision: "bf16"}, adapter: `{"peft_type": "PROMPT_TUNING", ` +
+				`"num_virtual_tokens": 64, "task_type": "CAUSAL_LM"}`},
+		{name: "p-tuning", config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 512, flags: "--precision amp-bf16",
+			request: job.Request{Precision: "amp-bf16"}, adapter: `{"peft_type": "P_TUNING", "num_virtual_tokens": 32, ` +
+				`"encoder_hidden_size": 512, "task_type": "CAUSAL_LM"}`},
 		{name: "mixture", config: "qwen3-30b-a3b", layers: 2, batch: 1, length: 1024, flags: "--precision bf16",
 			request: job.Request{Precision: "bf16"}},
 		{name: "mixture under autocast", config: "mixtral-8x7b", layers: 1, batch: 1, length: 512,

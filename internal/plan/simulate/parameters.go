@@ -1,11 +1,14 @@
 package simulate
 
 import (
+	"cmp"
+	"fmt"
 	"strings"
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/plan/autograd"
 	"plimsoll/internal/plan/forward"
 	"plimsoll/internal/plan/job"
@@ -250,6 +253,10 @@ func (m *parameterMaker) adapt() {
 		m.list = append(m.list, p)
 		return p
 	}
+	if a.VirtualTokens > 0 {
+		m.addPrompt(add)
+		return
+	}
 	targets := m.targets()
 	var widestIn, widestOut int64
 	for _, t := range targets {
@@ -272,6 +279,20 @@ func (m *parameterMaker) adapt() {
 			f.Vectors = []*autograd.Parameter{add(t.path+".ia3_l", width, 1, true)}
 		case "OFT":
 			m.addRotation(f, t, add)
+		case "LOHA":
+			f.Kind = forward.LoHa
+			f.A, f.B = add(t.path+".hada_w1_a", t.out, f.Rank, true), add(t.path+".hada_w1_b", f.Rank, t.in, true)
+			f.Vectors = []*autograd.Parameter{add(t.path+".hada_w2_a", t.out, f.Rank, true),
+				add(t.path+".hada_w2_b", f.Rank, t.in, true)}
+		case "LOKR":
+			m.addKronecker(f, t, add)
+		case "MISS":
+			f.Kind = forward.MiSS
+			width := t.out
+			if a.Repeated > 0 {
+				width = int64(a.Repeated)
+			}
+			f.A = add(t.path+".miss_block", f.Rank, width, true)
 		case "VERA":
 			f.Kind = forward.VeRA
 			if sharedA == nil {
@@ -311,6 +332,41 @@ func (m *parameterMaker) adapt() {
 		f.B = add(name+".lora_B", out, f.Rank, true)
 		m.made.Adapters[name] = f
 	}
+}
+
+// addKronecker makes LoKr's two matrices of a module, each whole or in two of low rank: update_layer in
+// tuners/lokr/layer.py of PEFT.
+func (m *parameterMaker) addKronecker(f *forward.Adapter, t target,
+	add func(name string, rows, columns int64, trainable bool) *autograd.Parameter) {
+	f.Kind = forward.LoKr
+	of := func(name string, rows, columns int64, low bool) (*autograd.Parameter, *autograd.Parameter) {
+		if !low {
+			return add(name, rows, columns, true), nil
+		}
+		return add(name+"_a", rows, f.Rank, true), add(name+"_b", f.Rank, columns, true)
+	}
+	inFirst, inSecond := peft.Factors(t.in, int64(m.Adapter.Factor))
+	outFirst, outSecond := peft.Factors(t.out, int64(m.Adapter.Factor))
+	first, firstB := of(t.path+".lokr_w1", outFirst, inFirst, m.Adapter.DividesFirst && 2*f.Rank < max(outFirst, inFirst))
+	second, secondB := of(t.path+".lokr_w2", outSecond, inSecond, 2*f.Rank < max(outSecond, inSecond))
+	f.A, f.B, f.Vectors = first, firstB, []*autograd.Parameter{second, secondB}
+}
+
+// addPrompt makes the parameters of the tokens that an adapter puts before those of every sequence: PromptEmbedding and
+// PromptEncoder in PEFT's tuners.
+func (m *parameterMaker) addPrompt(add func(name string, rows, columns int64, trainable bool) *autograd.Parameter) {
+	a, width := m.Adapter, m.Model.Network.Hidden
+	p := &forward.Prompt{Tokens: int64(a.VirtualTokens),
+		Embedding: add("prompt_encoder.embedding", int64(a.VirtualTokens), width, true)}
+	if a.Type == "P_TUNING" {
+		inner := cmp.Or(int64(a.Encoder), width)
+		for i, size := range [][2]int64{{inner, width}, {inner, inner}, {width, inner}} {
+			name := fmt.Sprintf("prompt_encoder.mlp_head.%d", 2*i)
+			p.Layers = append(p.Layers, forward.PromptLayer{Weight: add(name, size[0], size[1], true),
+				Bias: add(name+".bias", size[0], 1, true)})
+		}
+	}
+	m.made.Prompt = p
 }
 
 // addRotation makes OFT's parameter of a module, and the buffers with the places of its elements in the blocks.
