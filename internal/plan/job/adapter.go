@@ -50,7 +50,8 @@ func (r *resolver) adapter() (err error) {
 			modules = append(modules, fused+".query", fused+".key", fused+".value") // lora_query and the like
 		}
 	}
-	if j.Adapter.VirtualTokens == 0 && !slices.ContainsFunc(modules, j.Adapter.Targets) && len(j.AdaptedParameters()) == 0 {
+	if j.Adapter.VirtualTokens == 0 && !slices.ContainsFunc(modules, j.Adapter.Targets) &&
+		len(j.AdaptedParameters()) == 0 {
 		return fault.File(j.Adapter.File).Inputf("target_modules matches no module of %s", j.Model.Name).
 			WithHint("its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", "))
 	}
@@ -139,8 +140,8 @@ func (r *resolver) unplannedPrompt() error {
 		return refused.Inputf("PREFIX_TUNING is not planned yet: every layer has keys and values of virtual tokens").
 			WithHint("plan PROMPT_TUNING with as many tokens for an upper bound")
 	case len(n.Stacks) != 1 || len(n.Towers) > 0 || n.Opaque != nil || n.Head.PerSequence:
-		return refused.Inputf("%s is planned for language models with a decoder alone, and %s is another", j.Adapter.Type,
-			j.Model.Name).WithHint("plan it with LORA, or name another model")
+		return refused.Inputf("%s is planned for language models with a decoder alone, and %s is another",
+			j.Adapter.Type, j.Model.Name).WithHint("plan it with LORA, or name another model")
 	}
 	return nil
 }

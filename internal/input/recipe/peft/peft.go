@@ -45,9 +45,6 @@ type Adapter struct {
 	// repeat.
 	ReplicatesLayers bool
 
-	SaveProjection bool // of VERA: the shared matrices are saved, too
-	Repeated       int  // of MISS: the width of its matrix, which is repeated; 0 for one as wide as the module
-
 	BaseModel string
 	Notes     []strict.Note
 
@@ -67,6 +64,9 @@ type LoRA struct {
 	RankScaled bool   // use_rslora
 	LoRABias   bool   // B has a bias
 	Weights    string // init_lora_weights: "true", "false", "gaussian", "pissa", ...
+
+	SaveProjection bool // of VERA: the shared matrices are saved, too
+	Repeated       int  // of MISS: the width of its matrix, which is repeated; 0 for one as wide as the module
 }
 
 // OFT is what rotations have. Blocks is their number of blocks, or 0: then BlockSize is their size. Terms is the length

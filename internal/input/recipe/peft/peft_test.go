@@ -79,9 +79,10 @@ func TestAdapter(t *testing.T) {
 		{"loha", `{"peft_type": "LOHA", "r": 4, "alpha": 2, "module_dropout": 0.5}`,
 			Adapter{Type: "LOHA", LoRA: LoRA{Rank: 4, Alpha: 2}}, []string{"module_dropout leaves out parts"}},
 		{"lokr", `{"peft_type": "LOKR", "decompose_both": true, "init_weights": "lycoris"}`,
-			Adapter{Type: "LOKR", LoRA: LoRA{Rank: 8, Alpha: 8}, Kronecker: Kronecker{Factor: -1, DividesFirst: true}}, nil},
+			Adapter{Type: "LOKR", LoRA: LoRA{Rank: 8, Alpha: 8},
+				Kronecker: Kronecker{Factor: -1, DividesFirst: true}}, nil},
 		{"miss", `{"peft_type": "MISS", "init_weights": "mini", "mini_r": 16}`,
-			Adapter{Type: "MISS", LoRA: LoRA{Rank: 64}, Bias: "none", Repeated: 16}, nil},
+			Adapter{Type: "MISS", LoRA: LoRA{Rank: 64, Repeated: 16}, Bias: "none"}, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := Parse("adapter_config.json", []byte(test.text))
@@ -272,7 +273,8 @@ func TestFactors(t *testing.T) {
 		{3072, 5, 4, 768}, {8, 16, 2, 4}, {1, -1, 1, 1},
 	} {
 		if first, second := Factors(test.width, test.wanted); first != test.first || second != test.second {
-			t.Errorf("Factors(%d, %d) = %d, %d, want %d, %d", test.width, test.wanted, first, second, test.first, test.second)
+			t.Errorf("Factors(%d, %d) = %d, %d, want %d, %d", test.width, test.wanted, first, second, test.first,
+				test.second)
 		}
 	}
 }
