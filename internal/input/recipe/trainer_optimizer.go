@@ -19,6 +19,8 @@ type TrainerOptimizer struct {
 	Epsilon     float64 `key:"adam_epsilon"`
 	WeightDecay float64 `key:"weight_decay"`
 
+	// Assumed says that no file names the optimizer. Name is then the default of the newest releases.
+	Assumed bool
 	LowRank *LowRank // of GaLore and APOLLO, nil for others
 	// StepsInBackward says that every parameter has an optimizer, which steps once its gradient is complete.
 	StepsInBackward bool
@@ -39,9 +41,9 @@ var TrainerOptimizers = strings.Fields(`adafactor adagrad adalomo adamw_8bit ada
 // optimizer returns the optimizer with its hyperparameters.
 func (r *trainingReader) optimizer() (o TrainerOptimizer, err error) {
 	r.Fill(&o)
-	o.Name = r.Word("optim")
+	o.Name, o.Assumed = r.Word("optim"), !r.Gives("optim")
 	if r.Truth("adafactor") {
-		o.Name = "adafactor" // the flag of 4.x
+		o.Name, o.Assumed = "adafactor", false // the flag of 4.x
 	}
 	if !slices.Contains(TrainerOptimizers, o.Name) {
 		return o, r.Unknown("optim", "transformers", TrainerOptimizers)

@@ -22,8 +22,8 @@ func trainingDefaults() Training {
 	return Training{
 		MicroBatch: 8, GradientAccumulation: 1, Precision: Unmixed, MaxGradNorm: 1, DDPBucketMiB: 25,
 		Optimizer: TrainerOptimizer{
-			Name: "adamw_torch_fused",
-			LR:   5e-5, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8,
+			Name: "adamw_torch_fused", Assumed: true,
+			LR: 5e-5, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8,
 		},
 		DataLoader: DataLoader{PinMemory: true},
 		Evaluation: Evaluation{MicroBatch: 8},
@@ -65,7 +65,7 @@ func TestTraining(t *testing.T) {
 				"LoRA\nsave_strategy: 'no'\n",
 			func(w *Training) {
 				w.MicroBatch, w.Precision, w.Saving.Enabled = 1, MixedF16, false
-				w.Optimizer.Name, w.Optimizer.LR = "paged_adamw_8bit", 2e-4
+				w.Optimizer.Name, w.Optimizer.Assumed, w.Optimizer.LR = "paged_adamw_8bit", false, 2e-4
 			}, nil},
 		{"version5.json",
 			`{"activation_checkpointing": true, "activation_checkpointing_kwargs": {"every_n_layers": 2, "offload": true},
@@ -80,12 +80,13 @@ func TestTraining(t *testing.T) {
 			"group_by_length": true, "fsdp": [], "fsdp_min_num_params": 0, "fsdp_config": {"min_num_params": 0, "xla": false}, "deepspeed": null}`,
 			func(w *Training) {
 				w.MicroBatch, w.GroupByLength, w.Evaluation.Enabled = 3, true, true
-				w.Optimizer.Name = "adafactor"
+				w.Optimizer.Name, w.Optimizer.Assumed = "adafactor", false
 			}, []string{"per_gpu_train_batch_size is deprecated", "evaluation_strategy is deprecated"}},
 		{"galore.json",
 			`{"optim": "galore_adamw_8bit_layerwise", "optim_target_modules": "attn, mlp", "optim_args": "rank=64, scale=2.0"}`,
 			func(w *Training) {
-				w.Optimizer.Name, w.Optimizer.StepsInBackward = "galore_adamw_8bit_layerwise", true
+				w.Optimizer.Name, w.Optimizer.Assumed = "galore_adamw_8bit_layerwise", false
+				w.Optimizer.StepsInBackward = true
 			}, nil},
 		{"sft.json",
 			`{"max_length": 1024, "packing": true, "eos_token": "<EOS_TOKEN>", "pad_token": "<PAD_TOKEN>", "dataset_num_proc": null, "beta": 0.1, "bf16": true}`,

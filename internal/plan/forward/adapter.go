@@ -17,7 +17,8 @@ type Adapter struct {
 	A, B *autograd.Parameter
 	Bias *autograd.Parameter // bias of B, or nil
 	// Vectors are the scales of IA3's activations, of DoRA's columns, of VeRA's two
-	// products or of AdaLoRA's rows of A. AdaLoRA's second is the rank, its divisor.
+	// products or of AdaLoRA's rows of A. AdaLoRA's second is the rank, its divisor. Of LoHa and LoKr they are the
+	// matrices of the second factor. LoKr's B, and its second vector, are nil where a factor has no low rank.
 	Vectors []*autograd.Parameter
 	Dropout float64
 	// SharesDropout means that queries, keys and values have one dropout (litgpt's LoRAQKVLinear). Padded means that
@@ -43,6 +44,9 @@ const (
 	IA3     AdapterKind = "IA3"
 	VeRA    AdapterKind = "VERA"
 	OFT     AdapterKind = "OFT"
+	LoHa    AdapterKind = "LOHA"
+	LoKr    AdapterKind = "LOKR"
+	MiSS    AdapterKind = "MISS"
 )
 
 // adapted runs a linear module with its adapter (peft/tuners/*/layer.py).
@@ -58,6 +62,12 @@ func (p *pass) adapted(a *Adapter, path string, x *autograd.Tensor, out int64) *
 			leave := p.In(ledger.AttentionActivations, p.whyAttention)
 			base := p.bare(path, x, out)
 			leave()
+			switch a.Kind {
+			case LoHa, LoKr:
+				return p.lycoris(a, path, base, x, out)
+			case MiSS:
+				return p.miss(a, path, base, x, out)
+			}
 			return p.lora(a, path, base, x, out)
 		}
 	})
@@ -130,9 +140,14 @@ func (p *pass) lora(a *Adapter, path string, base, x *autograd.Tensor, out int64
 
 // onto adds the output of an adapter to that of the module, in the module's type.
 func (p *pass) onto(base, made *autograd.Tensor) *autograd.Tensor {
+	return p.ontoAs(base, made, base.DType)
+}
+
+// ontoAs does so in a type.
+func (p *pass) ontoAs(base, made *autograd.Tensor, as dtype.Type) *autograd.Tensor {
 	sum := p.add(base, made)
 	p.Drop(base, made)
-	return p.follow(sum, p.cast(sum, base.DType))
+	return p.follow(sum, p.cast(sum, as))
 }
 
 // adaptedRows adds the adapter of an embedding: the rows of A for the tokens,

@@ -26,6 +26,7 @@ type Parameters struct {
 	ByName   map[string]*autograd.Parameter
 	Adapters map[string]*Adapter // by the path of the module
 	Experts  map[*model.Mixture]Experts
+	Prompt   *Prompt // tokens that an adapter puts before every sequence, or nil
 }
 
 // Experts are a rank's weights of the experts of a mixture, in the order of the
@@ -219,7 +220,7 @@ func (p *pass) embed(s *model.Stack) *autograd.Tensor {
 	if width == 0 {
 		width = p.network.Hidden
 	}
-	x := p.lookUp(s.TokenEmbedding, p.tokens()*width)
+	x := p.prompted(p.lookUp(s.TokenEmbedding, (p.tokens()-p.virtual())*width), width)
 	if s.ScalesEmbedding {
 		x = p.follow(x, p.unary(x, x.DType, saveNothing))
 	}

@@ -53,7 +53,8 @@ func (r *resolver) adapter() (err error) {
 			modules = append(modules, fused+".query", fused+".key", fused+".value") // lora_query and the like
 		}
 	}
-	if !slices.ContainsFunc(modules, j.Adapter.Targets) && len(j.AdaptedParameters()) == 0 {
+	if j.Adapter.VirtualTokens == 0 && !slices.ContainsFunc(modules, j.Adapter.Targets) &&
+		len(j.AdaptedParameters()) == 0 {
 		return fault.File(j.Adapter.File).Inputf("target_modules matches no module of %s", j.Model.Name).
 			WithHint("its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", "))
 	}
@@ -92,11 +93,8 @@ func (r *resolver) noAdapter() error {
 // unplannedAdapter refuses settings of an adapter that are not planned.
 func (r *resolver) unplannedAdapter() error {
 	j := r.job
-	switch j.Adapter.Type {
-	case "LORA", "ADALORA", "IA3", "VERA", "OFT", "LN_TUNING":
-	default:
-		return fault.File(j.Adapter.File).Inputf("%s is not planned: virtual tokens change the length of every "+
-			"sequence", j.Adapter.Type).WithHint("plimsoll plans LORA, ADALORA, IA3, VERA, OFT and LN_TUNING")
+	if err := r.unplannedPrompt(); err != nil {
+		return err
 	}
 	for _, unplanned := range []struct {
 		key string
@@ -128,6 +126,25 @@ func (r *resolver) unplannedAdapter() error {
 		return j.Adapter.Place().Inputf(
 			`target_modules matches %s: PEFT says "lora_bias=True is not supported for Embedding"`, embedding).
 			WithHint("remove that module from target_modules, or remove lora_bias")
+	}
+	return nil
+}
+
+// unplannedPrompt refuses virtual tokens where they are not planned.
+func (r *resolver) unplannedPrompt() error {
+	j := r.job
+	if j.Adapter.VirtualTokens == 0 {
+		return nil
+	}
+	n := j.Model.Network
+	refused := fault.File(j.Adapter.File)
+	switch {
+	case j.Adapter.Type == "PREFIX_TUNING":
+		return refused.Inputf("PREFIX_TUNING is not planned yet: every layer has keys and values of virtual tokens").
+			WithHint("plan PROMPT_TUNING with as many tokens for an upper bound")
+	case len(n.Stacks) != 1 || len(n.Towers) > 0 || n.Opaque != nil || n.Head.PerSequence:
+		return refused.Inputf("%s is planned for language models with a decoder alone, and %s is another",
+			j.Adapter.Type, j.Model.Name).WithHint("plan it with LORA, or name another model")
 	}
 	return nil
 }

@@ -52,12 +52,30 @@ func (r *resolver) optimizerName() (name, variant string, where fault.Position) 
 		name, where.File = f.Optimizer, f.File
 	}
 	if name == "" && r.training != nil { // the Trainer's, unless DeepSpeed has one
-		name, where.File = r.training.Optimizer.Name, r.training.File
+		name, where.File = r.trainersOptimizer(), r.training.File
 	}
 	if name == dion && r.job.FSDP == nil && r.Request.FSDP == "" { // axolotl takes the one or the other
 		name = moonlight
 	}
 	return name, variant, where
+}
+
+// trainersOptimizer returns the Trainer's optimizer, which depends on releases where no file names it: default_optim in
+// training_args.py of transformers 4.31, 4.32, 4.53 and 4.54.
+func (r *resolver) trainersOptimizer() string {
+	o, v := r.training.Optimizer, r.job.Versions
+	if f := r.Inputs.framework; !o.Assumed || f != nil && f.Optimizer != "" {
+		return o.Name
+	}
+	name := "adamw_torch"
+	switch {
+	case !v.Transformers.AtLeast(4, 32, 0):
+		name = "adamw_hf"
+	case v.Transformers.AtLeast(4, 54, 0) && v.Torch.AtLeast(2, 8, 0):
+		return o.Name
+	}
+	r.assume("optim is %s: the Trainer's default in transformers %v with torch %v", name, v.Transformers, v.Torch)
+	return name
 }
 
 // optimizer sets the optimizer, its variant and the gradient clipping.

@@ -49,6 +49,31 @@ func TestOptimizerOfDeepSpeed(t *testing.T) {
 	}
 }
 
+// TestTrainersOptimizer holds the Trainer's default against training_args.py of these releases of transformers.
+func TestTrainersOptimizer(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	for _, c := range []struct{ training, transformers, torch, want string }{
+		{`{"bf16": true}`, "5.24.0", "2.15.0", "adamw/fused"},
+		{`{"bf16": true}`, "4.54.0", "2.8.0", "adamw/fused"},
+		{`{"bf16": true}`, "4.54.0", "2.7.1", "adamw/foreach"},
+		{`{"bf16": true}`, "4.53.3", "2.8.0", "adamw/foreach"},
+		{`{"bf16": true}`, "4.32.0", "2.1.0", "adamw/foreach"},
+		{`{"bf16": true}`, "4.31.0", "2.1.0", "adamw/for-loop"},
+		{`{"bf16": true, "optim": "adamw_torch_fused"}`, "4.46.3", "2.5.1", "adamw/fused"},
+		{`{"bf16": true, "adafactor": true}`, "4.46.3", "2.5.1", "adafactor/foreach"},
+	} {
+		j, err := Request{Model: "qwen2.5-0.5b", Sequence: 64, GPUs: 1, TrainingArgs: file("args.json", c.training),
+			Transformers: c.transformers, Torch: c.torch}.Resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := j.OptimizerName(); got != c.want {
+			t.Errorf("%s with transformers %s and torch %s: %s, want %s", c.training, c.transformers, c.torch, got,
+				c.want)
+		}
+	}
+}
+
 // TestStates holds the bytes of the states of a large and a small parameter in bf16 against the sources of the
 // optimizers: schedulefree, bitsandbytes and DeepSpeed's FusedLamb.
 func TestStates(t *testing.T) {

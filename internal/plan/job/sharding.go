@@ -142,17 +142,27 @@ func (r *resolver) sharding() error {
 	if j.AutocastType != dtype.Invalid {
 		j.CastType, j.AutocastType = j.AutocastType, dtype.Invalid
 	}
-	if f := r.Inputs.framework; f != nil && f.UnitsAtEnds != nil {
-		j.UnitsAtEnds = *f.UnitsAtEnds
-	} else if r.preparedByAccelerate() && j.Versions.Accelerate.AtLeast(1, 14, 0) {
-		j.UnitsAtEnds = recipe.UnitsAtEnds{Embedding: true, Tail: true}
-	}
+	r.unitsAtEnds()
 	r.assumeLoading()
 	r.sayPadding()
 	if j.ReduceType == dtype.Invalid || j.CastType == dtype.Invalid && j.ParameterType != dtype.F32 {
 		j.ReduceType = j.ComputeType()
 	}
 	return nil
+}
+
+// unitsAtEnds says which units FSDP2 has beside the blocks and the root.
+func (r *resolver) unitsAtEnds() {
+	j, both := r.job, recipe.UnitsAtEnds{Embedding: true, Tail: true}
+	switch f := r.Inputs.framework; {
+	case f != nil && f.UnitsAtEnds != nil:
+		j.UnitsAtEnds = *f.UnitsAtEnds
+	case r.preparedByAccelerate() && j.Versions.Accelerate.AtLeast(1, 14, 0):
+		j.UnitsAtEnds = both
+	case j.Modules == "torchtitan" && j.FSDP.Version == 2 && j.Versions.Torch.AtLeast(2, 9, 0):
+		// apply_fsdp in torchtitan's models/llama3 since July 2025; torchtitan is developed with the torch of its day.
+		j.UnitsAtEnds = both
+	}
 }
 
 // preparedByAccelerate reports whether accelerate divides the model into units of FSDP2 (fsdp2_prepare_model in its

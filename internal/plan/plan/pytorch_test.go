@@ -65,6 +65,32 @@ func TestAgainstPyTorch(t *testing.T) {
 			request: job.Request{Precision: "bf16"},
 			adapter: `{"peft_type": "OFT", "oft_block_size": 64, "block_share": true, "use_cayley_neumann": false, ` +
 				`"target_modules": ["q_proj", "up_proj"]}`},
+		{name: "loha", model: catalogued(t, "qwen2.5-0.5b", 3), batch: 2, length: 512,
+			request: job.Request{Precision: "bf16"},
+			adapter: `{"peft_type": "LOHA", "r": 16, "target_modules": ["q_proj", "v_proj", "down_proj"]}`},
+		{name: "loha under autocast", model: catalogued(t, "qwen2.5-0.5b", 3), batch: 2, length: 512,
+			request: job.Request{Precision: "amp-bf16"},
+			adapter: `{"peft_type": "LOHA", "r": 16, "target_modules": "all-linear"}`},
+		{name: "lokr", model: catalogued(t, "qwen2.5-0.5b", 3), batch: 2, length: 512,
+			request: job.Request{Precision: "bf16"},
+			adapter: `{"peft_type": "LOKR", "r": 8, "decompose_factor": 4, "target_modules": ["q_proj", "v_proj", ` +
+				`"down_proj"]}`},
+		{name: "lokr, both of low rank", model: catalogued(t, "qwen2.5-0.5b", 3), batch: 2, length: 512,
+			request: job.Request{Precision: "amp-bf16"},
+			adapter: `{"peft_type": "LOKR", "r": 4, "decompose_both": true, "target_modules": ["q_proj", "up_proj"]}`},
+		{name: "miss", model: catalogued(t, "qwen2.5-0.5b", 3), batch: 2, length: 512,
+			request: job.Request{Precision: "bf16"},
+			adapter: `{"peft_type": "MISS", "r": 60, "miss_dropout": 0.1, "target_modules": ["q_proj", "down_proj"]}`},
+		{name: "mini miss", model: catalogued(t, "qwen2.5-0.5b", 3), batch: 2, length: 512,
+			request: job.Request{Precision: "amp-bf16"},
+			adapter: `{"peft_type": "MISS", "r": 64, "mini_r": 32, "init_weights": "mini", "target_modules": ["q_proj", ` +
+				`"v_proj"]}`},
+		{name: "prompt tuning", model: catalogued(t, "qwen2.5-0.5b", 3), batch: 2, length: 512,
+			request: job.Request{Precision: "bf16"}, adapter: `{"peft_type": "PROMPT_TUNING", ` +
+				`"num_virtual_tokens": 64, "task_type": "CAUSAL_LM"}`},
+		{name: "p-tuning", model: catalogued(t, "qwen2.5-0.5b", 3), batch: 2, length: 512,
+			request: job.Request{Precision: "amp-bf16"}, adapter: `{"peft_type": "P_TUNING", "num_virtual_tokens": 32, ` +
+				`"encoder_hidden_size": 512, "task_type": "CAUSAL_LM"}`},
 		{name: "mixture", model: catalogued(t, "qwen3-30b-a3b", 2), batch: 1, length: 1024,
 			request: job.Request{Precision: "bf16"}},
 		{name: "mixture under autocast", model: catalogued(t, "mixtral-8x7b", 1), batch: 1, length: 512,

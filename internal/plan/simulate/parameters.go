@@ -1,11 +1,14 @@
 package simulate
 
 import (
+	"cmp"
+	"fmt"
 	"strings"
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/plan/autograd"
 	"plimsoll/internal/plan/forward"
 	"plimsoll/internal/plan/job"
@@ -250,6 +253,10 @@ func (m *parameterMaker) adapt() {
 		m.list = append(m.list, p)
 		return p
 	}
+	if a.VirtualTokens > 0 {
+		m.addPrompt(add)
+		return
+	}
 	targets := m.targets()
 	var widestIn, widestOut int64
 	for _, t := range targets {
@@ -272,6 +279,8 @@ func (m *parameterMaker) adapt() {
 			f.Vectors = []*autograd.Parameter{add(t.path+".ia3_l", width, 1, true)}
 		case "OFT":
 			m.addRotation(f, t, add)
+		case "LOHA", "LOKR", "MISS":
+			m.addFactors(f, t, add)
 		case "VERA":
 			f.Kind = forward.VeRA
 			if sharedA == nil {
@@ -280,25 +289,8 @@ func (m *parameterMaker) adapt() {
 			f.A, f.B = sharedA, sharedB
 			f.Vectors = []*autograd.Parameter{add(t.path+".vera_lambda_d", f.Rank, 1, true),
 				add(t.path+".vera_lambda_b", t.out, 1, true)}
-		default: // LORA and ADALORA
-			f.Kind = forward.LoRA
-			f.A, f.B = add(t.path+".lora_A", f.Rank, t.in, true), add(t.path+".lora_B", t.out, f.Rank, true)
-			if a.LoRABias && a.Type == "LORA" {
-				f.Bias = add(t.path+".lora_B.bias", t.out, 1, true)
-			}
-			if a.Type == "ADALORA" {
-				f.Kind = forward.AdaLoRA
-				// PEFT makes ranknum in fp32 without a gradient. Its cast to the
-				// weight's type is another parameter, which has a gradient.
-				w := m.made.ByName[t.path+".weight"]
-				taken := w.DType != dtype.F32 || w.Quantized != autograd.Unquantized
-				f.Vectors = []*autograd.Parameter{add(t.path+".lora_E", f.Rank, 1, true),
-					add(t.path+".ranknum", 1, 1, taken)}
-			}
-			if a.DoRA {
-				f.Kind = forward.DoRA
-				f.Vectors = []*autograd.Parameter{add(t.path+".lora_magnitude_vector", t.out, 1, true)}
-			}
+		default:
+			m.addLoRA(f, t, add)
 		}
 		m.made.Adapters[t.path] = f
 	}
@@ -313,9 +305,85 @@ func (m *parameterMaker) adapt() {
 	}
 }
 
+// adding makes a parameter of an adapter.
+type adding = func(name string, rows, columns int64, trainable bool) *autograd.Parameter
+
+// addLoRA makes the parameters of LoRA, DoRA and AdaLoRA.
+func (m *parameterMaker) addLoRA(f *forward.Adapter, t target, add adding) {
+	a := m.Adapter
+	f.Kind = forward.LoRA
+	f.A, f.B = add(t.path+".lora_A", f.Rank, t.in, true), add(t.path+".lora_B", t.out, f.Rank, true)
+	if a.LoRABias && a.Type == "LORA" {
+		f.Bias = add(t.path+".lora_B.bias", t.out, 1, true)
+	}
+	if a.Type == "ADALORA" {
+		f.Kind = forward.AdaLoRA
+		// PEFT makes ranknum in fp32 without a gradient. Its cast to the
+		// weight's type is another parameter, which has a gradient.
+		w := m.made.ByName[t.path+".weight"]
+		taken := w.DType != dtype.F32 || w.Quantized != autograd.Unquantized
+		f.Vectors = []*autograd.Parameter{add(t.path+".lora_E", f.Rank, 1, true),
+			add(t.path+".ranknum", 1, 1, taken)}
+	}
+	if a.DoRA {
+		f.Kind = forward.DoRA
+		f.Vectors = []*autograd.Parameter{add(t.path+".lora_magnitude_vector", t.out, 1, true)}
+	}
+}
+
+// addFactors makes the parameters that LoHa, LoKr and MiSS make a weight of.
+func (m *parameterMaker) addFactors(f *forward.Adapter, t target, add adding) {
+	switch m.Adapter.Type {
+	case "LOHA":
+		f.Kind = forward.LoHa
+		f.A, f.B = add(t.path+".hada_w1_a", t.out, f.Rank, true), add(t.path+".hada_w1_b", f.Rank, t.in, true)
+		f.Vectors = []*autograd.Parameter{add(t.path+".hada_w2_a", t.out, f.Rank, true),
+			add(t.path+".hada_w2_b", f.Rank, t.in, true)}
+	case "LOKR":
+		m.addKronecker(f, t, add)
+	case "MISS":
+		f.Kind = forward.MiSS
+		f.A = add(t.path+".miss_block", f.Rank, cmp.Or(int64(m.Adapter.Repeated), t.out), true)
+	}
+}
+
+// addKronecker makes LoKr's two matrices of a module, each whole or in two of low rank: update_layer in
+// tuners/lokr/layer.py of PEFT.
+func (m *parameterMaker) addKronecker(f *forward.Adapter, t target, add adding) {
+	f.Kind = forward.LoKr
+	of := func(name string, rows, columns int64, low bool) (*autograd.Parameter, *autograd.Parameter) {
+		if !low {
+			return add(name, rows, columns, true), nil
+		}
+		return add(name+"_a", rows, f.Rank, true), add(name+"_b", f.Rank, columns, true)
+	}
+	inFirst, inSecond := peft.Factors(t.in, int64(m.Adapter.Factor))
+	outFirst, outSecond := peft.Factors(t.out, int64(m.Adapter.Factor))
+	first, firstB := of(t.path+".lokr_w1", outFirst, inFirst,
+		m.Adapter.DividesFirst && 2*f.Rank < max(outFirst, inFirst))
+	second, secondB := of(t.path+".lokr_w2", outSecond, inSecond, 2*f.Rank < max(outSecond, inSecond))
+	f.A, f.B, f.Vectors = first, firstB, []*autograd.Parameter{second, secondB}
+}
+
+// addPrompt makes the parameters of the tokens that an adapter puts before those of every sequence: PromptEmbedding and
+// PromptEncoder in PEFT's tuners.
+func (m *parameterMaker) addPrompt(add adding) {
+	a, width := m.Adapter, m.Model.Network.Hidden
+	p := &forward.Prompt{Tokens: int64(a.VirtualTokens),
+		Embedding: add("prompt_encoder.embedding", int64(a.VirtualTokens), width, true)}
+	if a.Type == "P_TUNING" {
+		inner := cmp.Or(int64(a.Encoder), width)
+		for i, size := range [][2]int64{{inner, width}, {inner, inner}, {width, inner}} {
+			name := fmt.Sprintf("prompt_encoder.mlp_head.%d", 2*i)
+			p.Layers = append(p.Layers, forward.PromptLayer{Weight: add(name, size[0], size[1], true),
+				Bias: add(name+".bias", size[0], 1, true)})
+		}
+	}
+	m.made.Prompt = p
+}
+
 // addRotation makes OFT's parameter of a module, and the buffers with the places of its elements in the blocks.
-func (m *parameterMaker) addRotation(f *forward.Adapter, t target,
-	add func(name string, rows, columns int64, trainable bool) *autograd.Parameter) {
+func (m *parameterMaker) addRotation(f *forward.Adapter, t target, add adding) {
 	blocks, size := m.Adapter.OFTBlocks(t.in)
 	if m.Adapter.SharesBlock {
 		blocks = 1

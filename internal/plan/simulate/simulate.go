@@ -110,7 +110,11 @@ func (s *simulation) weights() ledger.Component {
 
 // options returns the options of a forward pass.
 func (s *simulation) options() forward.Options {
-	return forward.Options{Batch: s.Sequences(), Sequence: s.sequence, Images: s.Images, WeightType: s.ComputeType(),
+	sequence := s.sequence
+	if s.Adapter != nil {
+		sequence += int64(s.Adapter.VirtualTokens)
+	}
+	return forward.Options{Batch: s.Sequences(), Sequence: sequence, Images: s.Images, WeightType: s.ComputeType(),
 		Autocast: s.AutocastType, Passes: s.Passes, Parallel: s.Parallel.Degrees, Tiles: s.Tiles(s.sequence),
 		HostRanks: s.hostRanks(), WideLogits: (s.Answers != nil || s.diverges()) && s.casts(),
 		JudgedType: s.judgedType(), OffloadMemory: s.offloaded, Hooks: s.engine, HasLogits: func() {}}

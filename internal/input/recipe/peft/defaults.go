@@ -50,8 +50,8 @@ var targetDefaults = func() map[string]map[string]string {
 	}
 	vera := maps.Clone(lora)
 	vera["phi"] = "q_proj v_proj"
-	return map[string]map[string]string{"LORA": lora, "OFT": lora, "VERA": vera, "ADALORA": adaLoRADefaults,
-		"IA3": ia3Defaults, "LN_TUNING": lnTuningDefaults}
+	return map[string]map[string]string{"LORA": lora, "OFT": lora, "LOHA": lora, "LOKR": lora, "MISS": lora,
+		"VERA": vera, "ADALORA": adaLoRADefaults, "IA3": ia3Defaults, "LN_TUNING": lnTuningDefaults}
 }()
 
 var (

@@ -17,10 +17,12 @@ import (
 // trained in place of the model's. The defaults are those of PEFT 0.20.
 type Adapter struct {
 	File string
-	Type string // "LORA", "ADALORA", "IA3", "VERA", "OFT", "LN_TUNING", "PROMPT_TUNING", "PREFIX_TUNING" or "P_TUNING"
+	Type string // peft_type, one of Rules
 
 	LoRA
 	OFT
+	Kronecker
+	Prompt
 	Bias        string // which biases of the model are trained: "none", "all" or "lora_only"
 	FanInFanOut bool
 
@@ -43,8 +45,6 @@ type Adapter struct {
 	// repeat.
 	ReplicatesLayers bool
 
-	SaveProjection bool // of VERA: the shared matrices are saved, too
-
 	BaseModel string
 	Notes     []strict.Note
 
@@ -57,13 +57,16 @@ type Adapter struct {
 
 // LoRA is what adapters of low rank have.
 type LoRA struct {
-	Rank       int // of LORA and VERA; of ADALORA the initial rank
+	Rank       int // of ADALORA the initial rank
 	Alpha      float64
 	Dropout    float64
 	DoRA       bool
 	RankScaled bool   // use_rslora
 	LoRABias   bool   // B has a bias
 	Weights    string // init_lora_weights: "true", "false", "gaussian", "pissa", ...
+
+	SaveProjection bool // of VERA: the shared matrices are saved, too
+	Repeated       int  // of MISS: the width of its matrix, which is repeated; 0 for one as wide as the module
 }
 
 // OFT is what rotations have. Blocks is their number of blocks, or 0: then BlockSize is their size. Terms is the length
@@ -71,6 +74,19 @@ type LoRA struct {
 type OFT struct {
 	Blocks, BlockSize, Terms int
 	SharesBlock              bool // all blocks are one
+}
+
+// Kronecker is what LOKR has: the weight is a product of two matrices, each of which may have a low rank. Factor is the
+// size that the first one should have, or -1.
+type Kronecker struct {
+	Factor       int
+	DividesFirst bool // decompose_both: the first one may have a low rank, too
+}
+
+// Prompt is what trained tokens have, which are put before those of every sequence. Encoder is the width of the network
+// that makes them, 0 for that of the model.
+type Prompt struct {
+	VirtualTokens, Encoder int
 }
 
 // Parse parses the text of a file. The name of the file is for messages
@@ -151,6 +167,26 @@ func (r *adapterReader) fill(a *Adapter) {
 	case "VERA":
 		a.Rank, a.Dropout, a.Bias = int(r.Integer("r")), r.Number("vera_dropout"), r.Word("bias")
 		a.FanInFanOut, a.SaveProjection = r.Truth("fan_in_fan_out"), r.Truth("save_projection")
+	case "LOHA", "LOKR":
+		a.Rank, a.Alpha = int(r.Integer("r")), r.Number("alpha")
+		if a.Type == "LOKR" {
+			a.Factor, a.DividesFirst = int(r.Integer("decompose_factor")), r.Truth("decompose_both")
+		}
+		for _, key := range []string{"rank_dropout", "module_dropout"} {
+			if r.Number(key) > 0 {
+				r.Note(key, "leaves out parts of the adapter at random, and the plan has all of it")
+			}
+		}
+	case "MISS":
+		a.Rank, a.Dropout, a.Bias = int(r.Integer("r")), r.Number("miss_dropout"), r.Word("bias")
+		if r.Word("init_weights") == "mini" {
+			a.Repeated = int(r.Integer("mini_r"))
+		}
+	case "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING":
+		a.VirtualTokens = int(r.Integer("num_virtual_tokens"))
+		if a.Type != "PROMPT_TUNING" {
+			a.Encoder = int(r.Integer("encoder_hidden_size"))
+		}
 	}
 }
 
@@ -183,6 +219,13 @@ var changing = map[string]string{"use_qalora": "inputs are pooled by groups",
 
 // unplanned refuses keys that change what an adapter holds. It notes the ones that hold little.
 func (r *adapterReader) unplanned() error {
+	switch {
+	case r.Knows("mini_r") && r.Word("init_weights") == "bat":
+		return r.Fault("init_weights", `is "bat", which is not planned yet: every pass makes the adapted weight, `+
+			"block by block", `set it to true, or to "mini"`)
+	case r.Knows("encoder_reparameterization_type") && r.Word("encoder_reparameterization_type") == "LSTM":
+		return r.Fault("encoder_reparameterization_type", "is LSTM, which is not planned yet", "set it to MLP")
+	}
 	if !r.Knows("use_qalora") {
 		return nil
 	}
@@ -242,6 +285,8 @@ func (r *adapterReader) conflicts(a *Adapter) []strict.Conflict {
 				a.Blocks), `set "r": 0 beside a size, or "oft_block_size": 0 beside r`})
 	case "IA3":
 		return slices.Concat(r.targetConflicts(a), r.feedforwardConflicts())
+	case "LOHA", "LOKR", "MISS":
+		return slices.Concat(r.targetConflicts(a), r.layerConflicts(false))
 	case "LN_TUNING":
 		return r.targetConflicts(a)
 	default:
@@ -345,6 +390,29 @@ func (a *Adapter) OFTBlocks(width int64) (count, size int64) {
 	}
 	size = divisorNear(width, int64(a.BlockSize))
 	return width / size, size
+}
+
+// Factors returns the two factors of a width that LoKr divides it into, the smaller one first: factorization in
+// tuners/lokr/layer.py.
+func Factors(width, wanted int64) (first, second int64) {
+	switch {
+	case wanted > 0 && width%wanted == 0:
+		return wanted, width / wanted
+	case wanted == -1:
+		wanted = width
+	}
+	first, second = 1, width
+	for length := first + second; first < second; {
+		next := first + 1
+		for width%next != 0 {
+			next++
+		}
+		if next+width/next > length || next > wanted {
+			break
+		}
+		first, second = next, width/next
+	}
+	return min(first, second), max(first, second)
 }
 
 // divisorNear returns the divisor of a width that is nearest to a number.

@@ -70,12 +70,19 @@ func TestAdapter(t *testing.T) {
 		{"ln", `{"peft_type": "LN_TUNING", "target_modules": ".*norm"}`, Adapter{Type: "LN_TUNING"}, nil},
 		{"prompt",
 			`{"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 8, "prompt_tuning_init": "TEXT", "prompt_tuning_init_text": "Classify", "tokenizer_name_or_path": "gpt2"}`,
-			Adapter{Type: "PROMPT_TUNING"}, nil},
+			Adapter{Type: "PROMPT_TUNING", Prompt: Prompt{VirtualTokens: 8}}, nil},
 		{"prefix",
 			`{"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 30, "prefix_projection": true, "encoder_hidden_size": 512, "num_layers": 24, "token_dim": 1024, "num_attention_heads": 16, "num_transformer_submodules": 1}`,
-			Adapter{Type: "PREFIX_TUNING"}, nil},
-		{"p", `{"peft_type": "P_TUNING", "num_virtual_tokens": 20, "encoder_reparameterization_type": "LSTM"}`,
-			Adapter{Type: "P_TUNING"}, nil},
+			Adapter{Type: "PREFIX_TUNING", Prompt: Prompt{VirtualTokens: 30, Encoder: 512}}, nil},
+		{"p", `{"peft_type": "P_TUNING", "num_virtual_tokens": 20, "encoder_hidden_size": 128}`,
+			Adapter{Type: "P_TUNING", Prompt: Prompt{VirtualTokens: 20, Encoder: 128}}, nil},
+		{"loha", `{"peft_type": "LOHA", "r": 4, "alpha": 2, "module_dropout": 0.5}`,
+			Adapter{Type: "LOHA", LoRA: LoRA{Rank: 4, Alpha: 2}}, []string{"module_dropout leaves out parts"}},
+		{"lokr", `{"peft_type": "LOKR", "decompose_both": true, "init_weights": "lycoris"}`,
+			Adapter{Type: "LOKR", LoRA: LoRA{Rank: 8, Alpha: 8},
+				Kronecker: Kronecker{Factor: -1, DividesFirst: true}}, nil},
+		{"miss", `{"peft_type": "MISS", "init_weights": "mini", "mini_r": 16}`,
+			Adapter{Type: "MISS", LoRA: LoRA{Rank: 64, Repeated: 16}, Bias: "none"}, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := Parse("adapter_config.json", []byte(test.text))
@@ -257,4 +264,17 @@ func FuzzParseAdapter(f *testing.F) {
 			t.Fatal("a negative rank")
 		}
 	})
+}
+
+// TestFactors compares the results of factorization in tuners/lokr/layer.py of PEFT 0.21.
+func TestFactors(t *testing.T) {
+	for _, test := range []struct{ width, wanted, first, second int64 }{
+		{256, -1, 16, 16}, {128, -1, 8, 16}, {127, -1, 1, 127}, {128, 4, 4, 32}, {896, -1, 28, 32}, {4864, -1, 64, 76},
+		{3072, 5, 4, 768}, {8, 16, 2, 4}, {1, -1, 1, 1},
+	} {
+		if first, second := Factors(test.width, test.wanted); first != test.first || second != test.second {
+			t.Errorf("Factors(%d, %d) = %d, %d, want %d, %d", test.width, test.wanted, first, second, test.first,
+				test.second)
+		}
+	}
 }

@@ -42,6 +42,13 @@ var Rules = sync.OnceValue(func() map[string]strict.Rule {
 			"alora_invocation_tokens": strict.List(rule.Integer).OrNull(),
 			"qalora_group_size":       rule.Size,
 		})
+	lycoris := strict.Merge(targeted, layered, rule.Boolean.For("use_effective_conv2d"),
+		rule.Share.For("rank_dropout module_dropout"), strict.Keys{
+			"r":             rank.Default(8),
+			"alpha":         rule.Number.Default(8.),
+			"rank_pattern":  strict.Map(rank).OrNull(),
+			"alpha_pattern": strict.Map(rule.Number).OrNull(),
+		})
 	prompt := strict.Merge(common, rule.Size.To(1<<24).OrNull().For("num_virtual_tokens token_dim"),
 		rule.Size.To(2).OrNull().For("num_transformer_submodules"),
 		rule.Size.OrNull().For("num_attention_heads num_layers"))
@@ -78,6 +85,18 @@ var Rules = sync.OnceValue(func() map[string]strict.Rule {
 				"num_cayley_neumann_terms": rule.Size.To(64).Default(5),
 			}),
 		"LN_TUNING": strict.Object(targeted, rule.NameOrNames.For("modules_to_save")),
+		"LOHA":      strict.Object(lycoris, rule.Boolean.For("init_weights")),
+		"LOKR": strict.Object(lycoris, rule.Boolean.For("decompose_both rank_dropout_scale"), strict.Keys{
+			"decompose_factor": rule.Integer.Default(-1),
+			"init_weights":     rule.Boolean.Or(strict.Text("lycoris")),
+		}),
+		"MISS": strict.Object(targeted, layered, strict.Keys{
+			"r":            rank.Default(64),
+			"mini_r":       rank.Default(1),
+			"miss_dropout": rule.Share,
+			"bias":         strict.Text("none", "all", "MiSS_only").Default("none"),
+			"init_weights": rule.Boolean.Or(strict.Text("bat", "mini")).Default(true),
+		}),
 		"PROMPT_TUNING": strict.Object(prompt, rule.Text.OrNull().For("prompt_tuning_init_text tokenizer_name_or_path"),
 			strict.Keys{
 				"prompt_tuning_init": strict.Text("TEXT", "SAMPLE_VOCAB", "RANDOM"),
@@ -86,7 +105,7 @@ var Rules = sync.OnceValue(func() map[string]strict.Rule {
 		"PREFIX_TUNING": strict.Object(prompt, width,
 			rule.Boolean.For("prefix_projection"), strict.Text("zero").OrNull().For("init_weights")),
 		"P_TUNING": strict.Object(prompt, width, strict.Keys{
-			"encoder_reparameterization_type": strict.Text("MLP", "LSTM"),
+			"encoder_reparameterization_type": strict.Text("MLP", "LSTM").Default("MLP"),
 			"encoder_num_layers":              rule.Size.To(1 << 12),
 			"encoder_dropout":                 rule.Share,
 		}),
@@ -98,6 +117,6 @@ var Rules = sync.OnceValue(func() map[string]strict.Rule {
 })
 
 // unplannedAdapters are the other members of PeftType.
-var unplannedAdapters = strings.Fields(`MULTITASK_PROMPT_TUNING ADAMSS BOFT ADAPTION_PROMPT BEFT LILY LOHA LOKR POLY FROD PVERA FOURIERFT
-	GLORA XLORA HRA VBLORA UNILORA CPT BONE MISS RANDLORA ROAD TRAINABLE_TOKENS HIRA SHIRA C3A WAVEFT OSF DELORA GRALORA CARTRIDGE TINYLORA
+var unplannedAdapters = strings.Fields(`MULTITASK_PROMPT_TUNING ADAMSS BOFT ADAPTION_PROMPT BEFT LILY POLY FROD PVERA FOURIERFT
+	GLORA XLORA HRA VBLORA UNILORA CPT BONE RANDLORA ROAD TRAINABLE_TOKENS HIRA SHIRA C3A WAVEFT OSF DELORA GRALORA CARTRIDGE TINYLORA
 	PSOFT PEANUT SUPERTUNING DEFT`)

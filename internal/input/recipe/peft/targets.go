@@ -277,7 +277,7 @@ func (r *adapterReader) matches(a *Adapter) error {
 		}
 		a.saved.given, a.saved.anywhere = true, append(a.saved.anywhere, compiled)
 	}
-	if a.Type == "LORA" && r.Gives("rank_pattern") {
+	if a.Type != "ADALORA" && r.Knows("rank_pattern") && r.Gives("rank_pattern") {
 		for _, m := range r.Find("rank_pattern").Members {
 			compiled, err := r.Pattern("rank_pattern", m.At, `\A(?:.*\.)?`, m.Name, `\z`)
 			if err != nil {
