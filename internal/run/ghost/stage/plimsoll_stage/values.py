@@ -22,11 +22,11 @@ _COMPUTED = """
     gt.Tensor le.Scalar le.Tensor ge.Scalar ge.Tensor bitwise_and.Tensor bitwise_or.Tensor bitwise_not logical_and logical_or
     logical_not cumsum index_put_ scatter_.value where.self masked_fill_.Scalar any all max min clamp clamp_min
     isin.Tensor_Tensor remainder.Scalar floor_divide sort sort.stable topk prod.dim_int prod searchsorted.Tensor argsort amax
-    amin histc
+    amin histc _to_copy
 """.split()
 # Operations that are computed for integers and booleans alone.
 _OF_INTEGERS = """
-    add.Tensor sub.Tensor mul.Tensor sum sum.dim_IntList gather index.Tensor index_select cat copy_ div.Tensor_mode _to_copy
+    add.Tensor sub.Tensor mul.Tensor sum sum.dim_IntList gather index.Tensor index_select cat copy_ div.Tensor_mode
     neg argmax _foreach_copy_
 """.split()
 
@@ -436,6 +436,8 @@ def _computing(
                 _put(torch, write, made, torch.full(made.shape, base == "all", dtype=made.dtype, device="cpu"))
             elif returns_new and isinstance(made, torch.Tensor) and made.dtype is torch.bool:
                 setattr(made, _UNKNOWN, True)
+            elif base == "sum" and is_small(torch, made):  # nothing is unusual, so none of the truths is counted
+                _put(torch, write, made, torch.zeros(made.shape, dtype=made.dtype, device="cpu"))
         except (RuntimeError, IndexError):
             recorder.note("values", f"{name}: some results are unknown")
         return made
