@@ -12,7 +12,7 @@ import (
 var fieldsWithoutMemory = map[string]string{
 	"LoRA.Alpha LoRA.RankScaled Adapter.BaseModel Adapter.FanInFanOut": "scales products, " +
 		"names the model, says how weights lie",
-	"LoRA.Weights LoRA.SaveProjection":      "how an adapter begins, and what its file has",
+	"LoRA.Weights LoRA.SaveProjection":         "how an adapter begins, and what its file has",
 	"Adapter.ModulesToSave":                    "read by Adapter.Copies",
 	"OFT.Blocks OFT.BlockSize":                 "read by Adapter.OFTBlocks",
 	"LowRank.Head LowRank.All LowRank.Targets": "read by LowRank.Has",

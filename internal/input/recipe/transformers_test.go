@@ -36,7 +36,7 @@ json.dump({"plain": plain.to_json_string(), "full": full.to_json_string(), "opti
 		}
 	}
 	plain, full := trainingDefaults(), trainingDefaults()
-	plain.OnCPU, plain.DataLoader.PinMemory = true, false
+	plain.OnCPU, plain.DataLoader.PinMemory, plain.Optimizer.Assumed = true, false, false
 	full.OnCPU, full.MicroBatch, full.GradientAccumulation, full.Precision, full.MaxGradNorm = true, 3, 5, MixedBF16,
 		0.3
 	full.Optimizer = TrainerOptimizer{

@@ -261,7 +261,7 @@ Trainer(model=model, args=args).train()
 			"per_device_train_batch_size: 4\nmax_length: 4096\n",
 		"titan.toml": titanWith("local_batch_size = 8", ""),
 	} {
-		if testing.Short() && name != "train.ipynb" && name != "sft.yaml" {
+		if testing.Short() && name != "train.ipynb" && name != "args.json" {
 			continue
 		}
 		q := job.Request{Configs: []string{filestest.InNewFolder(t)(name, text)}, GPUs: 2, GPU: "RTX-4090",

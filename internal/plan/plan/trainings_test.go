@@ -232,8 +232,8 @@ func (c training) differences(t *testing.T, phases []held, versions map[string]s
 	return lines
 }
 
-// small is what a plan leaves out of tiny models: the batch, which it drops at another time than the program, and cosines
-// and sines of positions.
+// small is what a plan leaves out of tiny models: the batch, which it drops at another time than the program, and
+// cosines and sines of positions.
 func small(j *job.Job) ledger.Bytes {
 	batch := ledger.Bytes(32 << 10)
 	for _, tower := range j.Model.Network.Towers {
