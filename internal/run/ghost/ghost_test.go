@@ -151,6 +151,16 @@ func TestOwnStep(t *testing.T) {
 	}
 }
 
+// TestStatesBeforeSteps does not take a step before the first pass for one of the training.
+func TestStatesBeforeSteps(t *testing.T) {
+	whole(t)
+	record := run(t, request(t, "early_states.py"))
+	checkPhases(t, record)
+	if record.Steps != 2 {
+		t.Errorf("%d steps", record.Steps)
+	}
+}
+
 // TestAccumulation has one forward and one backward pass in a step, whatever the number of its batches and parts.
 func TestAccumulation(t *testing.T) {
 	whole(t)

@@ -247,7 +247,7 @@ class Recorder:
                 self._know("optimizer_states", value)
                 self._know_on_host(value)
         self._is_before_forward = True
-        if self._passes > 0 and not self._has_new_gradients(optimizer):
+        if not self._has_new_gradients(optimizer):  # before the first pass it makes states alone
             return
         self._last[optimizer] = self._passes
         made = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
