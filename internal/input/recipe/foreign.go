@@ -7,8 +7,9 @@ const (
 		"program as it runs, without a GPU"
 	byNeoX = "give its arguments as those of Megatron-LM (--megatron), or name the model by --model and the stage " +
 		"of ZeRO by --zero"
-	byTrained = "of trainings that generate answers plimsoll reads those of TRL and verl: give the trained model to " +
-		"plimsoll.plan in Python, or name it by --model, and say how it is sharded by flags, such as " + someFlags
+	byTrained = "of trainings that generate answers plimsoll reads those of TRL, verl, OpenRLHF, slime and ms-swift: " +
+		"give the trained model to plimsoll.plan in Python, or name it by --model, and say how it is sharded by " +
+		"flags, such as " + someFlags
 	someFlags = "--fsdp 2 --seq-len 4096 --micro-batch 1"
 	byLoRA    = "give PEFT's adapter_config.json, or --lora with the rank and --lora-targets"
 )

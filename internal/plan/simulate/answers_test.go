@@ -42,8 +42,9 @@ func TestAnswersAsMeasured(t *testing.T) {
 			318787058},
 		"DPO of TRL":         {trl + "false\nbeta: 0.1\n", 532291616, 482607096},
 		"DPO of TRL in bf16": {trl + "false\nbeta: 0.1\n" + half, 336198166, 180791300},
-		// The real Actor of OpenRLHF 0.11.2, and logprobs_from_logits of verl; transformers 5.24 and torch 2.15. A
-		// stand-in for the kernel of flash-attn allocates what its source does.
+		// The real Actor of OpenRLHF 0.11.2, and the loss of verl's actor as its source of January 2026 has it;
+		// transformers 5.24 and torch 2.15. There was no GPU: in place of flash-attn's kernel stands a function that
+		// allocates what the source of that kernel does.
 		"verl": {"actor_rollout_ref:\n  model: {path: x, enable_gradient_checkpointing: false}\n" +
 			"  actor: {ppo_micro_batch_size_per_gpu: 1, ppo_mini_batch_size: 1}\n" +
 			"  rollout: {name: vllm, tensor_model_parallel_size: 1, gpu_memory_utilization: 0.3}\n" +
