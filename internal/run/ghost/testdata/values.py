@@ -35,6 +35,7 @@ stale = torch.ones(1 << 10, dtype=torch.bool, device=cuda)
 del stale
 shown = torch.full((2, 3, 8, 8), 0.5).to(cuda).to(torch.bfloat16)  # images, of which those of zeros are padding
 assert not (shown == 0.0).any()
+assert not (torch.full((2, 3, 8, 8), 0.5).to(cuda, torch.bfloat16) == 0.0).any()
 stale = torch.full((1 << 10,), 7, device=cuda)
 del stale
 assert (torch.randn(2, 1 << 20, device=cuda) == 0.0).sum(dim=1).tolist() == [0, 0], "nothing is unusual"

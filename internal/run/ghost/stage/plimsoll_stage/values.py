@@ -247,11 +247,10 @@ class _TooLarge(Exception):
 
 def _on_host(torch: Any, x: Any) -> Any:
     if isinstance(x, torch.Tensor):
-        if x.device.type != "cuda":
-            return x
-        if not is_small(torch, x):
+        on_device = x.device.type == "cuda"
+        if not (is_small(torch, x) if on_device else x.numel() * x.element_size() <= LARGE):
             raise _TooLarge
-        return alias(torch, x)
+        return alias(torch, x) if on_device else x
     if isinstance(x, (list, tuple)):
         return type(x)(_on_host(torch, y) for y in x)
     return torch.device("cpu") if isinstance(x, torch.device) else x
