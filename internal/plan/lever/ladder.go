@@ -4,12 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
-
-	"golang.org/x/sync/errgroup"
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/ledger"
@@ -69,20 +65,12 @@ type climber struct {
 	weigher
 	files []string
 
-	sync.Mutex
-	known map[string]*planning
-}
-
-// planning plans a job once, whoever asks first.
-type planning struct {
-	sync.Once
-	standing *standing
-	err      error
+	known map[string]*standing
 }
 
 func newClimber(q Question) *climber {
 	c := &climber{weigher: weigher{Question: q, device: q.Need.Device()}, files: q.Plan.Job.Files,
-		known: map[string]*planning{}}
+		known: map[string]*standing{}}
 	c.Phase = nil
 	c.step, _ = q.Plan.Time(q.Machine)
 	c.before, _ = q.Plan.Held(c.device, nil)
@@ -250,14 +238,13 @@ func (c *climber) climb(from *standing, list []Lever) (*standing, []taken, error
 
 // pass tries all levers once.
 func (c *climber) pass(at *standing, rungs []taken, list []Lever) (*standing, []taken, error) {
-	for i, l := range list {
+	for _, l := range list {
 		if at.lack() == 0 {
 			break
 		}
 		if !mayHelp(at, rungs, &l) {
 			continue
 		}
-		c.ahead(at, rungs, list[i:])
 		next, way, err := c.best(at, l)
 		if err != nil {
 			return nil, nil, err
@@ -273,40 +260,6 @@ func (c *climber) pass(at *standing, rungs []taken, list []Lever) (*standing, []
 func mayHelp(at *standing, rungs []taken, l *Lever) bool {
 	isTaken := slices.ContainsFunc(rungs, func(t taken) bool { return t.lever.Why == l.Why })
 	return !isTaken && (l.Cost == Training || at.lackOf(l.For.Device()) > 0)
-}
-
-// ahead plans on all cores what climb asks for next, should the next levers not help, as most do not. It has no say in
-// what climb finds.
-func (c *climber) ahead(at *standing, rungs []taken, list []Lever) {
-	var next [][]amend.Setting
-	for i := range list {
-		if !mayHelp(at, rungs, &list[i]) {
-			continue
-		}
-		for _, way := range c.ways(at, &list[i]) {
-			settings := with(at.settings, way)
-			if len(next) == 0 && c.isKnown(settings) {
-				return
-			}
-			if next = append(next, settings); len(next) == runtime.GOMAXPROCS(0) {
-				_ = onAllCores(next, func(s []amend.Setting) error {
-					_, err := c.stand(s)
-					return err
-				})
-				return
-			}
-		}
-	}
-}
-
-// onAllCores calls body for all of a list, on all cores.
-func onAllCores[T any](list []T, body func(T) error) error {
-	var work errgroup.Group
-	work.SetLimit(runtime.GOMAXPROCS(0))
-	for _, of := range list {
-		work.Go(func() error { return body(of) })
-	}
-	return work.Wait()
 }
 
 // ways returns the ways of a lever for a job.
@@ -349,30 +302,10 @@ func with(settings, others []amend.Setting) []amend.Setting {
 
 // stand plans the job with settings. It returns nil for a job that is refused, and for texts that cannot be edited.
 func (c *climber) stand(settings []amend.Setting) (*standing, error) {
-	p := c.planningOf(settings)
-	p.Do(func() { p.standing, p.err = c.planStanding(settings) })
-	return p.standing, p.err
-}
-
-// planningOf returns the one planning of settings.
-func (c *climber) planningOf(settings []amend.Setting) *planning {
-	c.Lock()
-	defer c.Unlock()
 	key := fmt.Sprint(settings)
-	if c.known[key] == nil {
-		c.known[key] = &planning{}
+	if s, ok := c.known[key]; ok {
+		return s, nil
 	}
-	return c.known[key]
-}
-
-// isKnown reports whether the job was planned with settings.
-func (c *climber) isKnown(settings []amend.Setting) bool {
-	c.Lock()
-	defer c.Unlock()
-	return c.known[fmt.Sprint(settings)] != nil
-}
-
-func (c *climber) planStanding(settings []amend.Setting) (*standing, error) {
 	s := &standing{settings: settings}
 	var err error
 	if s.applied, err = Apply(c.Request, c.files, settings); err == nil && s.applied != nil {
@@ -384,6 +317,7 @@ func (c *climber) planStanding(settings []amend.Setting) (*standing, error) {
 	case s.applied == nil:
 		s = nil
 	}
+	c.known[key] = s
 	return s, err
 }
 

@@ -3,9 +3,12 @@ package lever
 import (
 	"cmp"
 	"errors"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/ledger"
@@ -138,6 +141,16 @@ func (w *weigher) all() (list []Change, err error) {
 		}
 	}
 	return list, nil
+}
+
+// onAllCores calls body for all of a list, on all cores.
+func onAllCores[T any](list []T, body func(T) error) error {
+	var work errgroup.Group
+	work.SetLimit(runtime.GOMAXPROCS(0))
+	for _, of := range list {
+		work.Go(func() error { return body(of) })
+	}
+	return work.Wait()
 }
 
 // helps reports whether a change is worth a line: it frees something, or makes a job faster that fits.
