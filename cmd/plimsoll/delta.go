@@ -3,10 +3,12 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/spf13/cobra"
 
+	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/show/report"
 	"plimsoll/internal/state/delta"
@@ -26,32 +28,59 @@ has changed of the parameters.`,
 }
 
 func applyCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "apply MESSAGE FILE",
-		Short: "Apply a message to a safetensors file",
-		Long: `Apply changes the tensors of a safetensors file as a message says. It compares
-the checksum of the parameters in the file with the one that the message begins
-with, and refuses a file that lacks an earlier message. Then it writes another
-file beside FILE and renames it. So FILE is the old one or the new one, whatever
-happens.`,
-		Example: `  plimsoll delta apply 00000042.delta model.safetensors`,
-		Args:    paths("MESSAGE", "FILE"),
-		RunE:    func(c *cobra.Command, arguments []string) error { return runApply(c, arguments[0], arguments[1]) },
+	var a delta.Application
+	c := &cobra.Command{
+		Use:   "apply MESSAGE... MODEL",
+		Short: "Apply messages to safetensors files",
+		Long: `Apply changes the tensors of MODEL, a safetensors file, as messages say. MESSAGE
+is a file, or a folder of files whose names end in .delta. Apply puts messages
+in the order of their steps, and passes over those that the file has had. It
+compares the checksum of the parameters with the one that each message begins
+with, and refuses a file that lacks an earlier message.
+
+Apply writes another file beside MODEL and renames it. So the file is the old
+one or the new one, whatever happens. With --out the new one goes elsewhere, and
+MODEL may be a folder of safetensors files.`,
+		Example: `  plimsoll delta apply 00000042.delta model.safetensors
+  plimsoll delta apply deltas model --step 1000 --out model-1000`,
+		Args: func(c *cobra.Command, arguments []string) error {
+			if len(arguments) < 2 {
+				return fault.Inputf("%s takes messages and the model, and %d arguments are given", c.CommandPath(),
+					len(arguments)).WithHint("see " + c.CommandPath() + " --help")
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, arguments []string) error {
+			last := len(arguments) - 1
+			a.Messages, a.Model = arguments[:last], arguments[last]
+			return runApply(c, a)
+		},
 	}
+	c.Flags().Uint64Var(&a.Step, "step", 0, "the `STEP` whose parameters are wanted (default the last complete one)")
+	c.Flags().StringVar(&a.Out, "out", "", "write the changed model to `PATH`")
+	c.Flags().BoolVar(&a.Delete, "delete", false, "delete the messages that the changed model has then")
+	return c
 }
 
-func runApply(c *cobra.Command, message, path string) error {
-	r, err := delta.ApplyToFile(message, path)
+func runApply(c *cobra.Command, a delta.Application) error {
+	r, err := delta.Apply(a)
 	if err != nil {
 		return err
 	}
-	from := fmt.Sprintf("from step %d to step %d", r.From, r.To)
-	switch {
-	case r.Had:
-		from = fmt.Sprintf("at step %d already", r.To)
-	case r.Whole:
-		from = fmt.Sprintf("to step %d", r.To)
+	did := fmt.Sprintf("%d messages lead to step %d", r.Applied, r.Step)
+	switch r.Applied {
+	case 0:
+		did = fmt.Sprintf("at step %d already", r.Step)
+	case 1:
+		did = fmt.Sprintf("a message leads to step %d", r.Step)
 	}
-	return present(c, report.Sentence(fmt.Sprintf("%s: %s, %d tensors, %v: their checksum is %#016x, as the trainer's",
-		path, from, r.Tensors, ledger.Bytes(r.Bytes), r.After)), report.Text)
+	said := fmt.Sprintf("%s: %s, %d tensors, %v: their checksum is %#016x, as the trainer's",
+		cmp.Or(a.Out, a.Model), did, r.Tensors, ledger.Bytes(r.Bytes), r.Checksum)
+	if a.Step == 0 && r.Newest > r.Step {
+		said += fmt.Sprintf("; some messages of step %d are missing", r.Newest)
+	}
+	if r.Deleted > 0 {
+		said += fmt.Sprintf("; %d messages are deleted", r.Deleted)
+	}
+	return present(c, report.Sentence(said), report.Text)
 }

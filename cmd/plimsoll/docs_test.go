@@ -122,7 +122,7 @@ func documentedCommands(t *testing.T, document string) (commands []documentedCom
 // writtenInDocs are the files that documented commands write; the test puts them into a folder of its own.
 var writtenInDocs = []string{
 	"converted", "renamed", "universal", "fsdp", "optimizer.pt", "samples.jsonl", "factors.json", "run.html",
-	"plan.html", "host.json", "tuned",
+	"plan.html", "host.json", "tuned", "model-2.safetensors",
 }
 
 // foldersInDocs are the folders that documented commands need; the test makes others in their place.

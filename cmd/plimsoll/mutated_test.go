@@ -156,6 +156,7 @@ var mutatedLines = []mutated{
 		"../../internal/input/model/testdata/checkpoint/*.safetensors"}, nil},
 	{"delta apply FILE testdata/delta/model.safetensors", []string{"testdata/delta/*.delta"}, nil},
 	{"delta apply testdata/delta/00000008.delta FILE", []string{"testdata/delta/*.safetensors"}, nil},
+	{"delta apply FOLDER testdata/delta/model.safetensors", []string{"FOLDER: testdata/delta/*.delta"}, nil},
 	{"stat --socket SOCKET", []string{"FOLDER: MADE overview/*"}, nil},
 	{"restore --socket SOCKET 1", []string{"FOLDER: MADE refusal/*", "FOLDER: MADE restored/*"}, nil},
 	{"tune --output FILE --ranks 1 --parameters 4096Gi", []string{"MADE host.json"}, []int{exitDoesNotFit}},

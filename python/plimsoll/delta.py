@@ -4,6 +4,7 @@ This module needs torch alone, so a process that holds a copy may have it withou
 """
 
 import hashlib
+import os
 import struct
 import zlib
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple, Union
@@ -382,6 +383,29 @@ class Delta:
                 if indices.numel():
                     yield piece.name, indices, tensors[piece.name][indices - piece.first].clone()
 
+    def save(self, folder: Union[str, "os.PathLike[str]"]) -> List[str]:
+        """Writes each message to a file of its own in a folder, which ``plimsoll delta apply`` takes.
+
+        A file is whole or not there. Its name has the step, the rank and the type of the parameters. A training that begins
+        anew needs a folder of its own. Returns the paths.
+        """
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        rank = torch.distributed.get_rank() if distributed else 0
+        os.makedirs(folder, exist_ok=True)
+        paths = []
+        for message, tensors in zip(self.messages, self._tensors):
+            kind = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+            whole = "-whole" if read_whole(message) else ""
+            path = os.path.join(folder, f"{read_step(message):08}-rank-{rank:05}-{kind}{whole}.delta")
+            beside = os.path.join(folder, f".{os.path.basename(path)}.{os.getpid()}")
+            with open(beside, "wb") as file:
+                file.write(message)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+            paths.append(path)
+        return paths
+
     def patches(self) -> Iterator[Dict[str, Any]]:
         """The same as arguments of vLLM's ``SparseWeightPatch``, in coordinates of the checkpoint."""
         shapes = {p.name: p.shape for m in self.messages for p in Message(m).pieces}
@@ -394,3 +418,8 @@ class Delta:
 def read_step(message: bytes) -> int:
     """The step after which parameters are what a message makes them."""
     return _FIXED.unpack_from(message)[5]
+
+
+def read_whole(message: bytes) -> bool:
+    """Whether a message has all parameters."""
+    return bool(_FIXED.unpack_from(message)[2] & _WHOLE)

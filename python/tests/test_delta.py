@@ -19,6 +19,7 @@ import torch
 import plimsoll.delta
 import plimsoll.torch
 from gpt import GPT, batch, text
+from nightly import nightly
 from plimsoll.delta import DeltaError, Receiver
 from plimsoll.errors import ServiceError
 from plimsoll.service import find_program
@@ -216,18 +217,31 @@ def save(tensors, path):
     pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + body.getvalue())
 
 
+def apply(*arguments):
+    """What the program says, on one line."""
+    done = subprocess.run([find_program(), "delta", "apply", *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return " ".join(done.stdout.split())
+
+
 def test_files_follow(tmp_path):
+    """A file takes each message, and a folder of messages leads a file to every step."""
     model = GPT().to(torch.bfloat16)
-    save(copy_of(model), tmp_path / "model.safetensors")
+    for name in ("model", "base"):
+        save(copy_of(model), tmp_path / name)
     optimizer = moved(model)
     for i in range(3):
         train(model, optimizer, i)
-        (tmp_path / "message").write_bytes(optimizer.delta().messages[0])
-        command = [find_program(), "delta", "apply", tmp_path / "message", tmp_path / "model.safetensors"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    save(copy_of(model), tmp_path / "expected")
-    assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "expected").read_bytes()
+        (message,) = optimizer.delta().save(tmp_path / "deltas")
+        apply(message, tmp_path / "model")
+        save(copy_of(model), tmp_path / f"expected-{i + 1}")
+        assert (tmp_path / "model").read_bytes() == (tmp_path / f"expected-{i + 1}").read_bytes()
+    for step in (1, 2, 3):
+        assert f"step {step}," in apply(tmp_path / "deltas", tmp_path / "base", "--step", step, "--out", tmp_path / "made")
+        assert (tmp_path / "made").read_bytes() == (tmp_path / f"expected-{step}").read_bytes()
+    optimizer.delta(whole=True).save(tmp_path / "deltas")
+    assert len(list((tmp_path / "deltas").iterdir())) == 4
+    assert "at step 3 already" in apply(tmp_path / "deltas", tmp_path / "model")
 
 
 def test_sizes_are_near_the_entropy():
@@ -244,7 +258,7 @@ def test_sizes_are_near_the_entropy():
 
 
 TRAINER = """
-    import os, sys
+    import sys
     import torch, plimsoll.torch
     from gpt import GPT, batch, text
     torch.manual_seed(0)
@@ -256,13 +270,11 @@ TRAINER = """
         model.loss(batch(text(), i)).backward()
         optimizer.step()
         optimizer.zero_grad()
-        with open(sys.argv[1] + "/writing", "wb") as file:
-            file.write(optimizer.delta().messages[0])
-        os.rename(sys.argv[1] + "/writing", sys.argv[1] + f"/{i + 1:06}.delta")
+        optimizer.delta().save(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, *nightly(*range(1, 100))])
 def test_what_was_published_before_a_kill_is_whole(tmp_path, seed):
     """A trainer that is killed leaves a base and deltas that lead to the parameters of the last of them."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

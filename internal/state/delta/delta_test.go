@@ -65,7 +65,10 @@ func (t *trained) checksum(of InMemory) (sum uint64) {
 }
 
 // message returns the message of the step.
-func (t *trained) message(whole bool) []byte {
+func (t *trained) message(whole bool) []byte { return t.messageOf(8, whole) }
+
+// messageOf returns the message of the step as one of another number.
+func (t *trained) messageOf(step uint64, whole bool) []byte {
 	var w Writer
 	for i, p := range t.pieces {
 		if whole {
@@ -81,7 +84,8 @@ func (t *trained) message(whole bool) []byte {
 			}
 		})
 	}
-	return w.Message(Header{Whole: whole, From: 7, To: 8, Before: t.checksum(t.old), After: t.checksum(t.now)})
+	return w.Message(Header{Whole: whole, From: step - 1, To: step, Before: t.checksum(t.old),
+		After: t.checksum(t.now)})
 }
 
 func (t *trained) copyOf(of InMemory) (c InMemory) {
@@ -119,10 +123,10 @@ func TestMessagesAreExact(t *testing.T) {
 func (s *trained) checkExact(t *testing.T, whole bool, name string) {
 	t.Helper()
 	m, c := read(t, s.message(whole)), s.copyOf(s.old)
-	if has, err := m.Check(c); err != nil || has != (s.checksum(s.old) == s.checksum(s.now)) {
-		t.Fatalf("%s: %v, %v", name, has, err)
+	if has, err := checksumOf(m.Pieces, c); err != nil || has != s.checksum(s.old) {
+		t.Fatalf("%s: the checksum is %#x, %v", name, has, err)
 	}
-	if err := m.Apply(c); err != nil {
+	if err := m.Apply(c, s.checksum(s.old)); err != nil {
 		t.Fatal(err)
 	}
 	for i := range c {
@@ -130,8 +134,8 @@ func (s *trained) checkExact(t *testing.T, whole bool, name string) {
 			t.Fatalf("%s: parameter %d has other bits", name, i)
 		}
 	}
-	if has, err := m.Check(c); !has || err != nil {
-		t.Fatalf("%s: after the message the copy has it: %v, %v", name, has, err)
+	if has, err := checksumOf(m.Pieces, c); has != m.After || err != nil {
+		t.Fatalf("%s: after the message the checksum is %#x, %v", name, has, err)
 	}
 }
 
@@ -144,7 +148,10 @@ func TestOtherParametersAreRefused(t *testing.T) {
 		c := s.copyOf(s.old)
 		piece := r.IntN(len(c))
 		c[piece][r.IntN(len(c[piece]))] ^= 1 << r.IntN(8)
-		_, err := m.Check(c)
+		has, err := checksumOf(m.Pieces, c)
+		if err == nil {
+			err = m.Apply(c, has)
+		}
 		if differs := (*Differs)(nil); !errors.As(err, &differs) {
 			t.Fatalf("a copy with another bit: %v", err)
 		}
@@ -155,7 +162,8 @@ func TestOtherParametersAreRefused(t *testing.T) {
 		w.Changed(p, s.now[i], func(func(int, uint32) bool) {})
 	}
 	m = read(t, w.Message(Header{From: 7, To: 8, Before: s.checksum(s.old), After: s.checksum(s.now)}))
-	if _, err := m.Check(s.old); err == nil || !strings.Contains(err.Error(), "other than by its steps") {
+	err := m.Apply(s.old, s.checksum(s.old))
+	if err == nil || !strings.Contains(err.Error(), "other than by its steps") {
 		t.Errorf("a message that lacks a change: %v", err)
 	}
 }
@@ -232,8 +240,8 @@ func TestFilesAreReplacedWholly(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, had := range []bool{false, true} {
-		r, err := ApplyToFile(at("message"), at("model"))
-		if err != nil || r.Had != had || r.To != 8 {
+		r, err := Apply(Application{Messages: []string{at("message")}, Model: at("model")})
+		if err != nil || (r.Applied == 0) != had || r.Step != 8 {
 			t.Fatalf("the file had it %v: %+v, %v", had, r, err)
 		}
 		got, want := readFile(t, at("model")), readFile(t, at("expected"))
@@ -250,7 +258,8 @@ func TestFilesAreReplacedWholly(t *testing.T) {
 		if name != "nothing" {
 			before = readFile(t, at(name))
 		}
-		if _, err := ApplyToFile(at("message"), at(name)); err == nil || !strings.Contains(err.Error(), want) {
+		_, err := Apply(Application{Messages: []string{at("message")}, Model: at(name)})
+		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: the error is %v, expected one with %q", name, err, want)
 		}
 		if name != "nothing" && !bytes.Equal(before, readFile(t, at(name))) {
@@ -296,15 +305,16 @@ func FuzzRead(f *testing.F) {
 			}
 			c = append(c, make([]byte, m.Pieces[i].bytes()))
 		}
-		_, after, err := m.sums(c)
+		before, err := checksumOf(m.Pieces, c)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := m.Apply(c); err != nil {
+		moved, err := m.apply(c)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if has, _, _ := m.sums(c); has != after {
-			t.Fatalf("the copy has the checksum %x, and the message said %x", has, after)
+		if has, _ := checksumOf(m.Pieces, c); has != before+moved {
+			t.Fatalf("the copy has the checksum %x, and the message moved it to %x", has, before+moved)
 		}
 	})
 }

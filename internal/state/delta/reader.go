@@ -338,60 +338,23 @@ func (e *Differs) Error() string {
 		"has all parameters", e.From, e.To, e.From, e.Has, e.Before)
 }
 
-// Check compares a copy with the message, and reports whether it has the parameters after the step already. It returns
-// a [Differs] if it has neither those nor the ones before.
-func (m *Message) Check(c Copy) (has bool, err error) {
-	before, after, err := m.sums(c)
-	switch {
-	case err != nil:
-		return false, err
-	case before == m.After:
-		return true, nil
-	case !m.Whole && before != m.Before:
-		return false, &Differs{m.Header, before}
-	case after != m.After:
-		return false, fmt.Errorf("the delta makes parameters with the checksum %#016x, expected %#016x, as the "+
-			"trainer has: the trainer has changed parameters other than by its steps; ask it for a delta with all "+
-			"parameters", after, m.After)
+// Apply changes a copy whose parameters have the checksum has. It returns a [Differs], and changes nothing, where the
+// message does not follow them. A copy is of no use after another error.
+func (m *Message) Apply(c Copy, has uint64) error {
+	if !m.Whole && has != m.Before {
+		return &Differs{m.Header, has}
 	}
-	return false, nil
+	moved, err := m.apply(c)
+	if err == nil && has+moved != m.After {
+		err = fmt.Errorf("the delta makes parameters with the checksum %#016x, expected %#016x, as the trainer has: "+
+			"the trainer has changed parameters other than by its steps; ask it for a delta with all parameters",
+			has+moved, m.After)
+	}
+	return err
 }
 
-// sums returns the checksums of a copy as it is and as the message makes it.
-func (m *Message) sums(c Copy) (before, after uint64, err error) {
-	err = m.walk(c, func(piece int, seed uint64, at uint64, data []byte, b *blockChanges) error {
-		p := &m.Pieces[piece]
-		size, sum := p.size(), uint64(0)
-		for i := 0; i < len(data); i += size {
-			sum += Term(seed, p.First+at+uint64(i/size), word(data[i:], size))
-		}
-		before += sum
-		b.apply(data, size, func(place int, old, now uint32) {
-			element := p.First + at + uint64(place)
-			sum += Term(seed, element, now) - Term(seed, element, old)
-		})
-		after += sum
-		return nil
-	})
-	return before, after, err
-}
-
-// Apply changes a copy, for which [Message.Check] has returned neither true nor an error.
-func (m *Message) Apply(c Copy) error {
-	return m.walk(c, func(piece int, _ uint64, at uint64, data []byte, b *blockChanges) (err error) {
-		if b.all == nil && len(b.places) == 0 {
-			return nil
-		}
-		changed, size := slices.Clone(data), m.Pieces[piece].size()
-		b.apply(data, size, func(place int, _, now uint32) {
-			appendWord(changed[:place*size], now, size)
-		})
-		return c.Put(piece, int64(at)*int64(size), changed)
-	})
-}
-
-// walk calls body for every block of a copy, with the number of its first element in the piece.
-func (m *Message) walk(c Copy, body func(piece int, seed, at uint64, data []byte, b *blockChanges) error) error {
+// apply changes a copy, and returns by how much its checksum has moved.
+func (m *Message) apply(c Copy) (moved uint64, err error) {
 	at := cursor(m.streams)
 	var b blockChanges
 	for i := range m.Pieces {
@@ -399,19 +362,44 @@ func (m *Message) walk(c Copy, body func(piece int, seed, at uint64, data []byte
 		seed := Seed(p.Name)
 		for number := range p.blocks() {
 			if err := b.read(&at, p, number); err != nil {
-				return err
+				return 0, err
+			}
+			if b.all == nil && len(b.places) == 0 {
+				continue
 			}
 			first := uint64(number) * block
 			data, err := c.Words(i, int64(first)*p.Type.Size(), p.inBlock(number)*p.size())
 			if err != nil {
-				return err
+				return 0, err
 			}
-			if err := body(i, seed, first, data, &b); err != nil {
-				return err
+			changed, size := slices.Clone(data), p.size()
+			b.apply(data, size, func(place int, old, now uint32) {
+				element := p.First + first + uint64(place)
+				moved += Term(seed, element, now) - Term(seed, element, old)
+				appendWord(changed[:place*size], now, size)
+			})
+			if err := c.Put(i, int64(first)*p.Type.Size(), changed); err != nil {
+				return 0, err
 			}
 		}
 	}
-	return nil
+	return moved, nil
+}
+
+// checksumOf returns the checksum of pieces of a copy.
+func checksumOf(pieces []Piece, c Copy) (sum uint64, err error) {
+	for i := range pieces {
+		p := &pieces[i]
+		for number := range p.blocks() {
+			first := uint64(number) * block
+			data, err := c.Words(i, int64(first)*p.Type.Size(), p.inBlock(number)*p.size())
+			if err != nil {
+				return 0, err
+			}
+			sum += Checksum(p.Name, p.Type, p.First+first, data)
+		}
+	}
+	return sum, nil
 }
 
 // InMemory is a copy in memory: the bytes of each piece.

@@ -160,10 +160,17 @@ func (w *Writer) Message(h Header) []byte {
 	return append(m, sum[:]...)
 }
 
+// leastDeflate is the number of bytes from which on a stream may be shorter than they are. A writer has a mebibyte to
+// clear, and most streams of most messages are empty.
+const leastDeflate = 8
+
 // compressed returns the shortest of some bytes and their raw deflate streams. Gaps and values have no repetitions that
 // are worth a reference: with codes alone they are shorter than with references. Python has deflate without a package.
 func compressed(raw []byte) []byte {
 	shortest := raw
+	if len(raw) < leastDeflate {
+		return raw
+	}
 	for _, level := range []int{flate.HuffmanOnly, flate.DefaultCompression} {
 		var to bytes.Buffer
 		w, err := flate.NewWriter(&to, level)
