@@ -192,7 +192,7 @@ func (f *following) from(s series) (int, error) {
 			if has == last[i].After {
 				after++
 			} else {
-				known = known && has == last[i].Before && !last[i].Whole
+				known = known && has == last[i].Before
 			}
 		}
 		switch {

@@ -2,6 +2,8 @@ package delta
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -19,6 +21,7 @@ type training struct {
 	states []InMemory // after each step; the first is before all
 	whole  []bool     // steps whose messages have all parameters
 	gap    int        // the step that lacks a message; 0 is none
+	cut    int        // the pieces of the first rank in the last step
 }
 
 // draw draws a training, and writes its messages into a folder. Ranks share the parameters, and in half of the
@@ -31,10 +34,11 @@ func draw(t *testing.T, r *rand.Rand, folder string) training {
 	if r.IntN(3) == 0 {
 		tr.gap = 1 + r.IntN(steps)
 	}
-	cut, settled := r.IntN(3), r.IntN(2) == 0
+	settled := r.IntN(2) == 0
+	tr.cut = r.IntN(3)
 	for step := 1; step <= steps; step++ {
 		if !settled {
-			cut = r.IntN(3)
+			tr.cut = r.IntN(3)
 		}
 		s := trained{tr.pieces, tr.states[step-1], first.copyOf(tr.states[step-1])}
 		for i := range s.now {
@@ -43,8 +47,8 @@ func draw(t *testing.T, r *rand.Rand, folder string) training {
 		}
 		whole := r.IntN(6) == 0
 		tr.states, tr.whole = append(tr.states, s.now), append(tr.whole, whole)
-		for shard, from := range []int{0, cut} {
-			to := []int{cut, len(s.pieces)}[shard]
+		for shard, from := range []int{0, tr.cut} {
+			to := []int{tr.cut, len(s.pieces)}[shard]
 			if from == to || step == tr.gap && shard == 1 {
 				continue
 			}
@@ -129,6 +133,29 @@ func TestSeriesLeadToEveryStep(t *testing.T) {
 	}
 }
 
+// TestHalfAStepIsFinished gives a model the message of one rank alone, and then those of all.
+func TestHalfAStepIsFinished(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	var tr training
+	for seed := uint64(0); len(tr.states) < 4 || tr.gap != 0 || tr.cut == 0; seed++ {
+		clear(t, folder)
+		tr = draw(t, rand.New(rand.NewPCG(seed, 3)), folder)
+	}
+	last := len(tr.states) - 1
+	path := filepath.Join(t.TempDir(), "model")
+	safetensors(t, path, tr.pieces, tr.states[last-1])
+	for _, messages := range []string{filepath.Join(folder, fmt.Sprintf("%06d-1%s", last, Extension)), folder} {
+		if r, err := Apply(Application{Messages: []string{messages}, Model: path}); err != nil || r.Applied != 1 {
+			t.Fatalf("%s: %+v, %v", messages, r, err)
+		}
+	}
+	safetensors(t, path+".expected", tr.pieces, tr.states[last])
+	if !bytes.Equal(readFile(t, path), readFile(t, path+".expected")) {
+		t.Error("the file has other bytes")
+	}
+}
+
 // TestFoldersAreMadeAnew applies messages to a model of two files: into a folder that was not there, with all else that
 // the model's folder has, and not in place.
 func TestFoldersAreMadeAnew(t *testing.T) {
@@ -173,6 +200,22 @@ func TestFoldersAreMadeAnew(t *testing.T) {
 	}
 	if _, err := Apply(a); err == nil || !strings.Contains(err.Error(), "it exists") {
 		t.Errorf("into a folder that exists: %v", err)
+	}
+	s.now[3][0] ^= 1 // by other means than a step
+	a.Out, a.Messages = filepath.Join(t.TempDir(), "out"), []string{filepath.Join(t.TempDir(), "message")}
+	lacking := trained{s.pieces, s.old, s.copyOf(s.old)}
+	data := lacking.message(false)
+	binary.LittleEndian.PutUint64(data[40:], s.checksum(s.now))
+	sum := sha256.Sum256(data[:len(data)-sha256.Size])
+	data = append(data[:len(data)-sha256.Size], sum[:]...)
+	if err := os.WriteFile(a.Messages[0], data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Apply(a); err == nil || !strings.Contains(err.Error(), "other than by its steps") {
+		t.Errorf("a message that lacks a change: %v", err)
+	}
+	if left, _ := os.ReadDir(filepath.Dir(a.Out)); len(left) > 0 {
+		t.Errorf("files were left: %v", left)
 	}
 }
 
