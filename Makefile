@@ -182,6 +182,19 @@ test-python: build python ## Run the tests of the PyTorch client
 test-python-all: build python ## Run the tests of the PyTorch client in every combination
 	$(PYTEST) --nightly -n $(PYTEST_WORKERS) --dist worksteal python
 
+# The releases of megatron-core before the one in the environment. Each stands before it on the path, without what it needs.
+MEGATRON_RELEASES := 0.16.0 0.15.3
+MEGATRON_FOLDERS := $(MEGATRON_RELEASES:%=$(dir $(PYTHON_ENVIRONMENT))megatron-core-%)
+
+$(MEGATRON_FOLDERS): $(dir $(PYTHON_ENVIRONMENT))megatron-core-%: | $(PYTHON_INSTALLED)
+	$(PYTHON_ENVIRONMENT)/bin/python -m pip install --quiet --no-deps --target $@ megatron-core==$*
+
+.PHONY: test-megatron-releases
+test-megatron-releases: build python $(MEGATRON_FOLDERS) ## Run the tests of the optimizer in Megatron-LM with earlier megatron-core
+	for folder in $(MEGATRON_FOLDERS); do \
+		PYTHONPATH=$$folder:python $(PYTHON_ENVIRONMENT)/bin/python -m pytest $(PYTEST_FLAGS) \
+			-n $(PYTEST_WORKERS) python/tests/test_megatron.py || exit; done
+
 .PHONY: test-standin
 test-standin: build python ## Run the PyTorch client on the stand-in device (needs a C++ compiler; installs it on Debian as root)
 	@scripts/_debian c++ g++

@@ -313,13 +313,16 @@ class _Entry(collections.abc.MutableMapping):
         raise RuntimeError(f"{name} cannot be removed: the optimizer service holds the state")
 
     def __reduce__(self) -> Any:
-        return collections.OrderedDict, (), None, None, iter(self.items())  # torch.load takes these with weights_only
+        items = itertools.chain([("step", self["step"])], self.items())
+        return collections.OrderedDict, (), None, None, items  # torch.load takes these with weights_only
+
+    # Without the step: "dp_reshardable" of megatron-core before 0.16 takes each entry for one of the shard's shape.
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("step", *_STREAMS))
+        return iter(_STREAMS)
 
     def __len__(self) -> int:
-        return 1 + len(_STREAMS)
+        return len(_STREAMS)
 
 
 # What is refused

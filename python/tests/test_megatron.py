@@ -210,6 +210,8 @@ KINDS = ["dp_reshardable", "fully_reshardable", "dp_zero_gather_scatter"]
 )
 def test_checkpoints_of_either_are_read_by_the_other(tmp_path, writer, reader, kind):
     """HybridDeviceOptimizer of megatron-core 0.16.1 reads only "fully_reshardable" with its master weights."""
+    if writer == "theirs" and kind == "dp_reshardable" and plimsoll.megatron.megatron_version.startswith("0.15."):
+        pytest.skip("HybridDeviceOptimizer of megatron-core 0.15 cannot write it: its step has another shape")
     wanted = run(saving, writer, str(tmp_path), kind, {})
     found = run(loading, reader, str(tmp_path), kind, {})
     assert found[0][0] == wanted[0][0]
