@@ -16,7 +16,7 @@ import importlib.metadata, pathlib, sys, torch
 import plimsoll, plimsoll.torch
 assert pathlib.Path(plimsoll.__file__).is_relative_to(sys.prefix), plimsoll.__file__
 assert (pathlib.Path(plimsoll.__file__).parent / "py.typed").exists()
-assert importlib.metadata.version("plimsoll") == plimsoll.__version__
+assert importlib.metadata.version("plimsoll-training") == plimsoll.__version__
 weight = torch.nn.Parameter(torch.ones(8))
 optimizer = plimsoll.torch.SGD([weight], lr=0.5)
 weight.sum().backward()
@@ -29,7 +29,7 @@ def test_wheel(tmp_path):
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     # The build backend is installed here already.
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, PACKAGE], check=True)
-    (wheel,) = tmp_path.glob("plimsoll-*-py3-none-any.whl")
+    (wheel,) = tmp_path.glob("plimsoll_training-*-py3-none-any.whl")
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=False)
     subprocess.run([*pip, "--python", environment / "bin" / "python", "install", "--no-deps", wheel], check=True)
