@@ -50,11 +50,7 @@ MODEL may be a folder of safetensors files.`,
 			}
 			return nil
 		},
-		RunE: func(c *cobra.Command, arguments []string) error {
-			last := len(arguments) - 1
-			a.Messages, a.Model = arguments[:last], arguments[last]
-			return runApply(c, a)
-		},
+		RunE: func(c *cobra.Command, arguments []string) error { return runApply(c, a, arguments) },
 	}
 	c.Flags().Uint64Var(&a.Step, "step", 0, "the `STEP` whose parameters are wanted (default the last complete one)")
 	c.Flags().StringVar(&a.Out, "out", "", "write the changed model to `PATH`")
@@ -62,7 +58,9 @@ MODEL may be a folder of safetensors files.`,
 	return c
 }
 
-func runApply(c *cobra.Command, a delta.Application) error {
+func runApply(c *cobra.Command, a delta.Application, arguments []string) error {
+	last := len(arguments) - 1
+	a.Messages, a.Model = arguments[:last], arguments[last]
 	r, err := delta.Apply(a)
 	if err != nil {
 		return err

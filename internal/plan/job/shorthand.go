@@ -99,6 +99,8 @@ func (q Request) ZeROConfig() ([]byte, error) {
 		config["bf16"] = map[string]any{"enabled": true}
 	case dtype.F16:
 		config["fp16"] = map[string]any{"enabled": true}
+	case dtype.Invalid: // a trainer says it, or else the model
+		config["bf16"] = map[string]any{"enabled": "auto"}
 	}
 	text, err := json.MarshalIndent(config, "", "  ")
 	return append(text, '\n'), err

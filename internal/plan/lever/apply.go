@@ -81,7 +81,6 @@ var flags = map[recipe.Setting]requestFlag{
 		says:  func(to any) string { return fmt.Sprintf("--lora-targets %v", to) },
 	},
 	quantization: word("quantization", func(q *job.Request) *string { return &q.Quantization }).givenWhere(always),
-	precision:    word("precision", func(q *job.Request) *string { return &q.Precision }).givenWhere(always),
 
 	recipe.RolloutSleep:     engineFlag,
 	recipe.RolloutFraction:  engineFlag,

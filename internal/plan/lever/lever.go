@@ -168,7 +168,6 @@ const (
 	adapted      recipe.Setting = "modules of an adapter"
 	quantization recipe.Setting = "quantization"
 	sequence     recipe.Setting = "tokens of a sequence"
-	precision    recipe.Setting = "precision"
 )
 
 func to(name recipe.Setting, value any) amend.Setting { return amend.Setting{Name: name, To: value} }

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 
-	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/input/amend"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/plan/forward"
@@ -83,9 +82,6 @@ func allOnHost(j *job.Job) [][]amend.Setting {
 	settings := []amend.Setting{to(recipe.Stage, 3), to(recipe.OptimizerDevice, "cpu"),
 		to(recipe.ParameterDevice, "cpu"), to(sharded, nil), to(recipe.FSDPOffload, nil), to(hostStates, nil),
 		to(hostUpdate, nil), to(stateDisk, nil), to(activations, nil)}
-	if j.ParameterType == dtype.BF16 { // DeepSpeed trains in fp32 unless it is told otherwise
-		settings = append(settings, to(precision, "bf16"))
-	}
 	return when(j.Megatron == nil && j.DeepSpeed == nil && j.Pipeline == nil && !j.OnCPU && !j.StepsInBackward,
 		settings...)
 }
