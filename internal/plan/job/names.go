@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"fmt"
 
 	"plimsoll/internal/base/dtype"
@@ -93,6 +94,40 @@ func (j *Job) ComputeName() string {
 		return ""
 	}
 	return j.CastType.String()
+}
+
+// adapterNames are the names of PEFT's types where their own is not one to read.
+var adapterNames = map[string]string{"LORA": "LoRA", "ADALORA": "AdaLoRA", "LOHA": "LoHa", "LOKR": "LoKr",
+	"MISS": "MiSS", "VERA": "VeRA", "LN_TUNING": "LN tuning", "PROMPT_TUNING": "prompt tuning",
+	"P_TUNING": "P-tuning", "PREFIX_TUNING": "prefix tuning"}
+
+// AdapterName describes the adapter that is trained, empty for none.
+func (j *Job) AdapterName() string {
+	if j.Adapter == nil {
+		return ""
+	}
+	name := cmp.Or(adapterNames[j.Adapter.Type], j.Adapter.Type)
+	if j.Adapter.DoRA {
+		name = "DoRA"
+	}
+	if j.Adapter.Rank > 0 {
+		name += fmt.Sprintf(" of rank %d", j.Adapter.Rank)
+	}
+	return name
+}
+
+// QuantizationName describes how frozen weights are stored, empty where they have a type of torch.
+func (j *Job) QuantizationName() string {
+	switch q := j.Quantization; {
+	case q == nil || q.Bits == 0 || q.Dequantized:
+		return ""
+	case q.Method != "":
+		return fmt.Sprintf("%d bits (%s)", q.Bits, q.Method)
+	case q.Bits == 4:
+		return q.Kind
+	default:
+		return fmt.Sprintf("%d bits", q.Bits)
+	}
 }
 
 // RecomputeName describes what the backward pass recomputes.

@@ -131,6 +131,8 @@ type PlannedJob struct {
 	Compute      string `json:"compute_dtype"`  // FSDP casts parameters to it; empty where they keep their own type
 	Attention    string `json:"attention"`
 	Optimizer    string `json:"optimizer"`
+	Adapter      string `json:"adapter"`      // empty where the model itself is trained
+	Quantization string `json:"quantization"` // of frozen weights; empty for none
 	Recompute    string `json:"recompute"`
 	Torch        string `json:"torch"` // its version
 
@@ -175,6 +177,8 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 			Weights:         j.ParameterType.String(),
 			Attention:       string(j.Attention),
 			Optimizer:       j.OptimizerName(),
+			Adapter:         j.AdapterName(),
+			Quantization:    j.QuantizationName(),
 			Recompute:       j.RecomputeName(),
 			Torch:           j.Versions.Torch.String(),
 			Compute:         j.ComputeName(),
@@ -295,6 +299,17 @@ func (d *PlanDocument) trained() string {
 }
 
 func (d *PlanDocument) types() string {
+	types := d.weights()
+	if d.Job.Quantization != "" {
+		types += ", frozen weights in " + d.Job.Quantization
+	}
+	if d.Job.Adapter != "" {
+		types += ", " + d.Job.Adapter
+	}
+	return types
+}
+
+func (d *PlanDocument) weights() string {
 	if d.Job.Autocast != "" {
 		return d.Job.Weights + " weights under " + d.Job.Autocast + " autocast"
 	}
