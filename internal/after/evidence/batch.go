@@ -331,6 +331,13 @@ var batchPatterns = []pattern{
 			return BatchKill{By: "batch system"}
 		},
 	},
+	{ // Ray: python/ray/exceptions.py. The error of the task is PyTorch's: Ray's own of that name is not wrapped.
+		name:       "Ray: a task ran out of memory",
+		literals:   []string{"RayTaskError(OutOfMemoryError)"},
+		expression: `\bRayTaskError\(OutOfMemoryError\)(?:: (?P<task>ray::\S+))?`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return Exception{Type: RemoteOutOfMemory, Message: m.get("task")} },
+	},
 	{ // what the sites of notebooks show, and SageMaker's reason of a failure
 		name: "hosted machine: out of memory",
 		literals: []string{
@@ -367,6 +374,9 @@ var batchPatterns = []pattern{
 		kind:       TrainerLog, fact: batchEnd("LSF", "time limit"),
 	},
 }
+
+// RemoteOutOfMemory is the type of the exception that shows an error of PyTorch in a task of Ray.
+const RemoteOutOfMemory = "RayTaskError(OutOfMemoryError)"
 
 // UserSpace is an OOM killer that is a program and not the kernel's.
 const UserSpace = "an OOM killer in user space"

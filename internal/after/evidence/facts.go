@@ -117,7 +117,10 @@ type (
 	SharedMemoryFull struct{ By, Path string }
 
 	// BusError is SIGBUS: a page of a mapped file could not be had.
-	BusError struct{ PID int }
+	BusError struct {
+		PID   int
+		Reads string // the call that read a file, where the process tells what it was doing; else empty
+	}
 
 	// DiskFull is ENOSPC, EDQUOT or EFBIG.
 	DiskFull struct {

@@ -104,10 +104,9 @@ var hostPatterns = []pattern{
 			"No space left on device", "no space left on device", "Disk quota exceeded", "disk quota exceeded",
 			"[Errno 28]", "[Errno 122]",
 		},
-		// In other languages the number is all that is known. inotify's limit has the same number.
-		// Go writes small letters.
+		// In other languages the number is all that is known. Go writes small letters.
 		expression: `(?:(?P<quota>\[Errno 122\] [^:]+|[Dd]isk quota exceeded)|[Nn]o space left on device|` +
-			`\[Errno 28\] (?:[^i:]|i[^n:])[^:]*)(?: \(os error \d+\))?(?:[^'"]*: ?\\?['"](?P<path>[^'"]+)['"])?`,
+			`\[Errno 28\] [^:]*)(?: \(os error \d+\))?(?:[^'"]*: ?\\?['"](?P<path>[^'"]+)['"])?`,
 		kind: TrainerLog, fact: noSpace,
 	},
 	{ // Python, glibc: strerror(EFBIG)
@@ -168,10 +167,11 @@ var hostPatterns = []pattern{
 	{ // ERROR_COMMITMENT_LIMIT, _NOT_ENOUGH_MEMORY, _OUTOFMEMORY, _NO_SYSTEM_RESOURCES; the text is of any language
 		name: "Windows cannot commit",
 		literals: []string{"[WinError 1455]", "[WinError 8]", "[WinError 14]", "[WinError 1450]", "(os error 1455)",
-			"paging file is too small"},
-		expression: `\[WinError (?:8|14|1450|1455)\]|\(os error 1455\)|The paging file is too small for this operation`,
-		kind:       TrainerLog,
-		fact:       func(*match) Fact { return HostAllocationFailed{By: "Windows"} },
+			"paging file is too small", "GetLastError() = "},
+		expression: `\[WinError (?:8|14|1450|1455)\]|\(os error 1455\)|The paging file is too small for this operation|` +
+			`\bGetLastError\(\) = (?:8|14|1450|1455)\b`,
+		kind: TrainerLog,
+		fact: func(*match) Fact { return HostAllocationFailed{By: "Windows"} },
 	},
 	{ // CPython
 		name:       "MemoryError",
@@ -265,10 +265,17 @@ var hostPatterns = []pattern{
 			return HostAllocationFailed{By: by, Errno: enomem}
 		},
 	},
-	{ // faulthandler, bash, glibc
+	{ // CPython: Modules/faulthandler.c; the stacks of all threads follow
+		name:       "bus error of Python",
+		literals:   []string{"Fatal Python error: Bus error"},
+		expression: `Fatal Python error: Bus error`,
+		kind:       TrainerLog,
+		take:       func(r *reader, m *match) { r.begin(m.stream, &threadDump{at: m.text}) },
+	},
+	{ // bash, glibc
 		name:       "bus error",
 		literals:   []string{"Bus error", "SIGBUS", "bus error"},
-		expression: `(?:(?P<pid>\d+) Bus error|Fatal Python error: Bus error|\bSIGBUS\b.*?(?:PID (?P<other>\d+))?$|\bBus error\b)`,
+		expression: `(?:(?P<pid>\d+) Bus error|\bSIGBUS\b.*?(?:PID (?P<other>\d+))?$|\bBus error\b)`,
 		kind:       TrainerLog,
 		fact:       func(m *match) Fact { return BusError{PID: m.integer("pid", m.integer("other", 0))} },
 	},
@@ -357,7 +364,8 @@ var notOfDisk = lazyregexp.New(`\w[\w ]*namespace|unshare|inotify|/sys/fs/cgroup
 
 func noSpace(m *match) Fact {
 	path := m.get("path")
-	if counted := notOfDisk.FindString(m.whole[:m.indices[0]]); counted != "" {
+	said, _, _ := strings.Cut(m.whole[m.indices[0]:], ": ") // behind a colon stands the name of a file
+	if counted := notOfDisk.FindString(m.whole[:m.indices[0]] + said); counted != "" {
 		return Exception{Type: noSpaceCode, Message: counted}
 	}
 	if strings.HasPrefix(path, "/dev/shm") || strings.Contains(m.whole, "/dev/shm") {

@@ -112,7 +112,8 @@ func (f SharedMemoryFull) Says() string {
 
 // Says says it.
 func (f BusError) Says() string {
-	return sentence("a process got SIGBUS: the kernel had no page for a mapped file", number("PID %d", f.PID))
+	return sentence("a process got SIGBUS: the kernel had no page for a mapped file", number("PID %d", f.PID),
+		by("in %s", f.Reads))
 }
 
 func number(format string, n int) string {

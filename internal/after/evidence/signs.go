@@ -115,11 +115,13 @@ var signPatterns = []pattern{
 		kind: Unknown, fact: signOf(0),
 	},
 	{ // the last line of a traceback whose beginning is missing, and exceptions of other languages
-		name:     "sign of an exception",
-		literals: []string{"Error", "Exception", "exception", "Interrupt", "Exit", "Invalid", "Failure"},
+		name: "sign of an exception",
+		literals: []string{"Error", "Exception", "exception", "Interrupt", "Exit", "Invalid", "Failure",
+			"untime error "},
 		expression: `^(?:\S+ ){0,6}?(?:[Uu]ncaught (?:exception )?|[Uu]nhandled (?:exception:? )?)?` +
 			`(?:[A-Za-z_]\w*(?:\.|::))*(?:Exception|[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Invalid|Failure))(?:: .*|` +
-			`\s*$)|\b(?:[Uu]ncaught|[Uu]nhandled) exception\b`,
+			`\s*$)|\b(?:[Uu]ncaught|[Uu]nhandled) exception\b|` +
+			`\[[A-Z]\w*(?:Error|Exception)\] : \d+ : |\b[Rr]untime error \d+: `, // the latter two of ONNX Runtime
 		kind: Unknown, fact: signOf(exceptionReach),
 	},
 	{ // words for missing memory
@@ -138,10 +140,10 @@ var signPatterns = []pattern{
 	{ // levels of loggers
 		name: "sign of an error",
 		literals: []string{"ERROR", "CRITICAL", "Error", "error:", "failed", "Failed", "FAILED", "nsuccessful",
-			"process disappeared"},
+			"process disappeared", "[E:", "on-zero status code"},
 		expression: `\b(?:ERROR|CRITICAL)\b|^(?:\w+: )?(?:[Ee]rror|fatal): |\bfailed (?:to|with)\b|^Failed\b|` +
 			`: Failed\. Reason: |\bprocess disappeared\b|` +
-			`\b[Uu]nsuccessful\b`,
+			`\b[Uu]nsuccessful\b|\[E:\w+|\b[Nn]on-zero status code returned\b`,
 		kind: Unknown, fact: signOf(faintReach),
 	},
 }
@@ -438,9 +440,12 @@ var internalError = lazyregexp.New(`(?i)initialization error|unknown error|inter
 // ofKernel is what the kernel says of its own allocations.
 var ofKernel = lazyregexp.New(`page allocation failure|\bvmalloc\b|swiotlb|kworker|slab|order:\d|\bkernel: `)
 
+// neutral are names of code that allocates memory of the host and of devices: ONNX Runtime's arena.
+var neutral = lazyregexp.New(`(?i)\b(?:onnxruntime::\S+|\S*bfc_?arena\S*)`)
+
 // memoryIsMissing returns whose memory an error says is missing, or nil where it does not tell.
 func memoryIsMissing(m *match) Fact {
-	line := m.whole
+	line := neutral.ReplaceAllString(m.whole, "")
 	if !isError(line) || supposes.MatchString(line) || ofKernel.MatchString(line) {
 		return nil
 	}
@@ -449,6 +454,8 @@ func memoryIsMissing(m *match) Fact {
 		requested = sizeOf(cmp.Or(groups[1], groups[2]), 1)
 	}
 	switch {
+	case requested.Beyond: // of no machine
+		return HostAllocationFailed{By: "the program", Requested: requested}
 	case pinWords.MatchString(line):
 		return LockFailed{By: "cudaHostRegister", Requested: requested}
 	case hostFirst.MatchString(line):

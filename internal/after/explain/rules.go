@@ -273,6 +273,12 @@ var rules = []rule{
 			SharedMemory, "", Certain, says[evidence.BusError](busText)},
 		row[evidence.BusError]{func(s *scene, _ evidence.BusError) bool { return s.sharedMemoryFree() },
 			Undetermined, "", Unknown, says[evidence.BusError]("got SIGBUS while /dev/shm had free memory")},
+		row[evidence.BusError]{func(_ *scene, f evidence.BusError) bool { return f.Reads != "" }, NotMemory, mapped,
+			Likely, func(f evidence.BusError) string {
+				return fmt.Sprintf("got SIGBUS while it read a mapped file (%s): %s", f.Reads, mappedText)
+			}},
+		row[evidence.BusError]{func(s *scene, _ evidence.BusError) bool { return s.loadsWeights() }, Undetermined,
+			mapped, Unknown, says[evidence.BusError](loadingText)},
 		row[evidence.BusError]{nil, SharedMemory, "", Likely, says[evidence.BusError](bareBusText)},
 	),
 	table(
@@ -308,6 +314,9 @@ var rules = []rule{
 			return mannerOfProcess(f) == faulted && s.sharedMemoryFull()
 		}, SharedMemory, "", Certain, says[evidence.ProcessEnded](busText)},
 		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
+			return mannerOfProcess(f) == faulted && s.loadsWeights()
+		}, Undetermined, mapped, Unknown, says[evidence.ProcessEnded](loadingText)},
+		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
 			return mannerOfProcess(f) == faulted && !s.sharedMemoryFree()
 		}, SharedMemory, "", Likely, says[evidence.ProcessEnded](bareBusText)},
 		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
@@ -330,6 +339,9 @@ var rules = []rule{
 		row[evidence.ProcessEnded]{nil, Undetermined, "", Unknown, endedText},
 	),
 	table(row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool {
+		return e.Type == evidence.RemoteOutOfMemory
+	}, GPU, "", Likely, says[evidence.Exception]("ran out of GPU memory in a task of Ray: its error is PyTorch's, and " +
+		"the lines with the sizes are not here")}, row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool {
 		return lackText.MatchString(e.Message) || lackClass.MatchString(e.Type)
 	},
 		Undetermined, "", Unknown, func(e evidence.Exception) string {
@@ -355,6 +367,12 @@ const (
 	// bareBusText is for a process of which nothing says what it had mapped.
 	bareBusText = "got SIGBUS: a mapped page was missing, most likely of shared memory, as /dev/shm was full; " +
 		"a pool of huge pages or a mapped file that was cut are rarer reasons"
+	mapped = "a mapped file"
+	// mappedText is why a page of a file cannot be had.
+	mappedText = "the file was cut or changed meanwhile, its disk is full or fails, or its network file system did " +
+		"not answer"
+	loadingText = "got SIGBUS while it loaded weights from mapped files: " + mappedText + "; shared memory may have " +
+		"been full, too (/dev/shm)"
 	busText = "got SIGBUS: a page of shared memory could not be allocated, as /dev/shm was full"
 )
 
