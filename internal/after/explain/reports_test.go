@@ -169,3 +169,56 @@ func TestOtherDaemonsKilled(t *testing.T) {
 		}
 	}
 }
+
+// TestOwnCall: a rank whose call to its own system failed is the one that lacked something, and one that misses a peer
+// is not.
+func TestOwnCall(t *testing.T) {
+	full := "n1:168:168 [2] misc/shmutils.cc:113 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-Ubz " +
+		"(size 9637888)\n"
+	for error, named := range map[string]bool{
+		"torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, unhandled system error": true,
+		"ncclSystemError: System call (e.g. socket, malloc) failed":                                    true,
+		"ncclRemoteError: A call failed possibly due to a remote process exiting":                      false,
+	} {
+		e := explainText(t, full+"[rank2]: "+error+"\n")
+		if e.Cause.Resource != SharedMemory || (e.Cause.Rank != nil) != named {
+			t.Errorf("%s: %q of rank %v, expected shared memory, and that the rank is named: %v", error,
+				e.Cause.Resource, e.Cause.Rank, named)
+		}
+	}
+}
+
+// TestLocalRankBesideAKill: the rank whose exception a launcher reports is not the process that the kernel killed.
+func TestLocalRankBesideAKill(t *testing.T) {
+	raised := "Traceback (most recent call last):\n  File \"t.py\", line 1, in f\nValueError: no batch\n" +
+		"torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) local_rank: 3 (pid: 104) of " +
+		"binary: python3\n"
+	killed := kill("CONSTRAINT_MEMCG")
+	killed.PID, killed.Name = 1412, "python3"
+	for name, c := range map[string]struct {
+		kernel []*evidence.Source
+		local  bool
+	}{
+		"alone":       {nil, true},
+		"with a kill": {[]*evidence.Source{from("dmesg", evidence.KernelLog, killed)}, false},
+		"with a kill that is counted": {[]*evidence.Source{from("memory.events", evidence.CgroupCounter,
+			events("/job", 1, 1))}, false},
+	} {
+		e := Explain(Inputs{Sources: append(c.kernel, readSource(t, "train.log", []byte(raised)))})
+		said := strings.HasPrefix(e.Cause.Text, "Local rank 3")
+		if (e.Cause.LocalRank != nil) != c.local || said != c.local {
+			t.Errorf("%s: local rank %v: %s", name, e.Cause.LocalRank, e.Cause.Text)
+		}
+	}
+}
+
+// TestLimitOfMacOS: macOS kills for the limit of a process, or as the host is full.
+func TestLimitOfMacOS(t *testing.T) {
+	for reason, want := range map[string]Resource{"per-process-limit": CGroup, "vm-pageshortage": Host} {
+		e := explainText(t, "kernel: memorystatus: killing_specific_process pid 4242 [python3.11] ("+reason+
+			" 100) 30212345KB\n")
+		if e.Cause.Resource != want {
+			t.Errorf("%s: %q, expected %q: %s", reason, e.Cause.Resource, want, e.Cause.Text)
+		}
+	}
+}

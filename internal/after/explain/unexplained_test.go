@@ -200,3 +200,32 @@ func TestAccountedHolders(t *testing.T) {
 		t.Errorf("%q, %v, want %v", e.Cause.Resource, e.Holders, want)
 	}
 }
+
+// TestSupposesBySentence: words such as "may" take the weight from their own sentence, and not from an error beside it.
+func TestSupposesBySentence(t *testing.T) {
+	for line, want := range map[string]Resource{
+		"Check failed: slots > 0. This may be a bug of the loader":              Undetermined,
+		"Earlier steps may be slow. Check failed: slots > 0":                    Undetermined,
+		"Check failed: slots > 0 may be printed by the loader":                  None,
+		"RuntimeError: CUDA error: misaligned address. Kernels may run late":    NotMemory,
+		"CUDA error: misaligned address may be reported by some other API call": None,
+	} {
+		if e := explainText(t, twoSteps+line+"\n"); e.Cause.Resource != want {
+			t.Errorf("%s: %q, expected %q: %s", line, e.Cause.Resource, want, e.Cause.Text)
+		}
+	}
+}
+
+// TestHardwareInTheKernelsLog: what the kernel says of hardware that fails counts, and its other errors do not.
+func TestHardwareInTheKernelsLog(t *testing.T) {
+	for line, want := range map[string]Resource{
+		"blk_update_request: I/O error, dev nvme0n1, sector 1843200": Undetermined,
+		"amdgpu 0000:c1:00.0: amdgpu: GPU reset begin!":              Undetermined,
+		"snd_hda_intel: FATAL: no codec":                             None,
+	} {
+		e := Explain(Inputs{Sources: []*evidence.Source{readSource(t, "dmesg", []byte("[ 1843.308145] "+line+"\n"))}})
+		if e.Cause.Resource != want {
+			t.Errorf("%s: %q, expected %q: %s", line, e.Cause.Resource, want, e.Cause.Text)
+		}
+	}
+}
