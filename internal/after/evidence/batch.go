@@ -283,7 +283,7 @@ var batchPatterns = []pattern{
 			`was (?P<used>[\d.]+GB) / (?P<limit>[\d.]+GB) \([\d.]+\), which exceeds the memory usage threshold|` +
 			`[Mm]ore than \d+% of the memory on node(?: \S+ is used \((?P<old>[\d.]+) / (?P<size>[\d.]+) GB\))?|` +
 			`(?:(?P<count>\d+) worker\(s\) were )?(?:killed|died) due to the node running low on memory(?:\. Memory on ` +
-			`the node \([^)]*\) was (?P<now>[\d.]+GB) used / (?P<of>[\d.]+GB) limit)?)`, // the latter from 2.56
+			`the node \([^)]*\) was (?P<now>[\d.]+GB)(?: used)? / (?P<of>[\d.]+GB)(?: limit| \())?)`, // the latter from 2.56
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			if m.get("n") == "0" {

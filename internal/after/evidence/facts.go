@@ -113,8 +113,11 @@ type (
 		Requested Size
 	}
 
-	// SharedMemoryFull is a full /dev/shm.
-	SharedMemoryFull struct{ By, Path string }
+	// SharedMemoryFull is a full /dev/shm, or a full part of it such as [RayStore].
+	SharedMemoryFull struct {
+		By, Path  string
+		Requested Size
+	}
 
 	// BusError is SIGBUS: a page of a mapped file could not be had.
 	BusError struct {
@@ -325,6 +328,14 @@ type (
 		PID   int // 0 for what is no process
 		Name  string
 		Bytes ledger.Bytes
+	}
+
+	// PoolUsage is how full a memory is that has a budget of its own within that of the host.
+	PoolUsage struct {
+		By         string // whose it is
+		Used, Size Size
+		Waiting    Size           // what waits for room
+		Parts      []MemoryHolder // what is in it
 	}
 
 	// FileSystem is a file system as df shows it.

@@ -284,7 +284,13 @@ var hostPatterns = []pattern{
 		literals:   []string{"ObjectStoreFullError", "object store because it is full"},
 		expression: `\bObjectStoreFullError\b|\bin object store because it is full\b`,
 		kind:       TrainerLog,
-		fact:       func(*match) Fact { return SharedMemoryFull{By: "Ray's object store"} },
+		fact: func(m *match) Fact {
+			f := SharedMemoryFull{By: RayStore}
+			if groups := objectSize.FindStringSubmatch(m.whole); groups != nil {
+				f.Requested = sizeOf(groups[1], 1)
+			}
+			return f
+		},
 	},
 	{ // CPython: Python/errors.c writes it of destructors and at exit, and goes on
 		name:       "exception ignored",
@@ -311,6 +317,9 @@ var hostPatterns = []pattern{
 		},
 	},
 }
+
+// objectSize is the size of an object that Ray's store has no room for.
+var objectSize = lazyregexp.New(`\bObject size is (\d+) bytes`)
 
 var bytesText = lazyregexp.New(`(\d+) bytes`)
 

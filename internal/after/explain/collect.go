@@ -18,6 +18,7 @@ var (
 		"the log of each rank in a file of its own shows which rank failed first"}
 	collectRay = Collect{`grep -iE "killed|signal|exit|memory" /tmp/ray/session_latest/logs/raylet.*`,
 		"Ray's log says how the process ended; worker-*.err beside it has what the process printed"}
+	collectStore  = Collect{"ray memory", "who refers to the objects of the store, and how full it is"}
 	collectStacks = Collect{"py-spy dump --pid PID",
 		"the stack of each rank, while the job hangs: the rank that stands elsewhere than the others is the one"}
 	collectSlurm = Collect{"sacct -j JOBID --format=JobID,State,ExitCode,MaxRSS,ReqMem,Timelimit",
@@ -67,6 +68,9 @@ func (s *scene) collect(top claim, e *Explanation) []Collect {
 			list = append(list, collectCounters)
 		}
 	case SharedMemory:
+		if top.detail == evidence.RayStore {
+			list = append(list, collectStore)
+		}
 		list = append(list, collectShared)
 	case LockedMemory:
 		list = append(list, Collect{"ulimit -l", "the limit of locked memory; it is inherited from the shell or the " +

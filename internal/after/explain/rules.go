@@ -206,6 +206,9 @@ var rules = []rule{
 		row[evidence.LockFailed]{nil, LockedMemory, "", Likely, lockText},
 	),
 	table(
+		row[evidence.SharedMemoryFull]{func(s *scene, f evidence.SharedMemoryFull) bool {
+			return f.By == evidence.RayStore && !s.sharedMemoryFull()
+		}, SharedMemory, evidence.RayStore, Likely, storeText},
 		row[evidence.SharedMemoryFull]{func(s *scene, _ evidence.SharedMemoryFull) bool { return s.sharedMemoryFull() },
 			SharedMemory, "", Certain, says[evidence.SharedMemoryFull](sharedText)},
 		row[evidence.SharedMemoryFull]{func(_ *scene,
@@ -504,6 +507,15 @@ func endText(f evidence.BatchEnd) string {
 	return fmt.Sprintf("was ended by %s: %s", f.By, f.Reason)
 }
 
+// storeText says that a store was full that has a budget of its own within shared memory.
+func storeText(f evidence.SharedMemoryFull) string {
+	asked := ""
+	if f.Requested.Known {
+		asked = fmt.Sprintf(" for an object of %v", f.Requested.Bytes)
+	}
+	return fmt.Sprintf("found no room%s in %s, which has a budget of its own (--object-store-memory)", asked, f.By)
+}
+
 func inSharedMemory(path string) bool { return strings.HasPrefix(path, "/dev/shm") }
 
 func reasonHas(f evidence.BatchEnd, words ...string) bool {
@@ -524,7 +536,7 @@ func processText(f evidence.TooManyProcesses) string {
 
 func lockText(f evidence.LockFailed) string {
 	if f.By == "cudaHostRegister" {
-		return "could not pin host memory"
+		return fmt.Sprintf("could not pin %shost memory", amount(f.Requested.Bytes))
 	}
 	return fmt.Sprintf("could not lock %smemory (%s)", amount(f.Requested.Bytes), f.By)
 }
