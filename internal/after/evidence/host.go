@@ -73,11 +73,12 @@ var hostPatterns = []pattern{
 			return WorkerEnded{PIDs: pids(m.get("pids")), Signal: strings.TrimSpace(m.get("sig"))}
 		},
 	},
-	{ // datasets/utils/py_utils.py; CPython: Lib/concurrent/futures/process.py
-		name:     "worker of a pool ended",
-		literals: []string{"subprocesses has abruptly died", "process pool was terminated abruptly"},
+	{ // datasets/utils/py_utils.py; CPython: Lib/concurrent/futures/process.py; batchgenerators and nnU-Net
+		name: "worker of a pool ended",
+		literals: []string{"subprocesses has abruptly died", "process pool was terminated abruptly",
+			"workers are no longer alive"},
 		expression: `One of the subprocesses has abruptly died during map operation|` +
-			`A process in the process pool was terminated abruptly`,
+			`A process in the process pool was terminated abruptly|\bbackground workers are no longer alive`,
 		kind: TrainerLog,
 		fact: func(*match) Fact { return WorkerEnded{Of: "a pool of processes"} },
 	},

@@ -328,8 +328,9 @@ func (r *reader) sign(t *text, m *match) {
 	if fact == nil {
 		return
 	}
-	if t.ofKernel() && m.pattern.name != hardwareSign &&
-		(m.pattern.name != codeSign || !ofGPU.MatchString(t.string)) {
+	said, _ := fact.(Sign)
+	ofDevice := (m.pattern.name == codeSign || said.Memory) && ofGPU.MatchString(t.string)
+	if t.ofKernel() && m.pattern.name != hardwareSign && !ofDevice {
 		return // the kernel speaks of errors that are none of the job
 	}
 	h := &r.signs

@@ -38,6 +38,10 @@ var (
 	collectBacks   = Collect{"PYTHONFAULTHANDLER=1 COMMAND", "Python then prints where it was when the signal came"}
 	collectThreads = Collect{"ulimit -u; cat /sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup)/pids.*",
 		"the limits of the number of processes"}
+	collectFiles = Collect{`ls -l FILES; df -h; journalctl -k --since "1 hour ago" | grep -iE "I/O error|nfs|lustre|ceph"`,
+		"whether the files that were read are whole, and what their disk or network file system said"}
+	collectTask = Collect{`grep -rlE "out of memory" /tmp/ray/session_latest/logs/worker-*`,
+		"the log of the task has PyTorch's error with its sizes"}
 	collectDisk = Collect{"df -h .; df -i .; quota -s", "space, inodes and quota of the file system"}
 )
 
@@ -50,8 +54,14 @@ func (s *scene) collect(top claim, e *Explanation) []Collect {
 		}
 		return list
 	}
+	if top.detail == mapped {
+		list = append(list, collectFiles)
+	}
 	switch top.resource {
 	case GPU:
+		if e, ok := top.at.Fact.(evidence.Exception); ok && e.Type == evidence.RemoteOutOfMemory {
+			list = append(list, collectTask)
+		}
 		list = append(list, collectGPU)
 		if s.shot == nil {
 			list = append(list, collectSnapshot)

@@ -157,6 +157,27 @@ func TestLocalRank(t *testing.T) {
 	}
 }
 
+// TestRankOfOneNode: on the only node of a job the number of a rank there is its rank.
+func TestRankOfOneNode(t *testing.T) {
+	failed := "torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -9) local_rank: 3 " +
+		"(pid: 104) of binary: python3\n"
+	for said, one := range map[string]bool{
+		"[INFO] [launch.py:138:main] nnodes=1, num_local_procs=8, node_rank=0\n": true,
+		"+ torchrun --standalone --nproc-per-node 8 train.py\n":                  true,
+		"num_machines: 1\n": true,
+		"llamafactory.cli:143 >> Initializing 8 distributed tasks at: 127.0.0.1:41285\n": true,
+		"llamafactory.cli:143 >> Initializing 8 distributed tasks at: 10.0.0.7:41285\n":  false,
+		"+ torchrun --nnodes=1:4 train.py\n":                                             false,
+		"num_machines: 1\n+ torchrun --nnodes=2 train.py\n":                              false,
+		"for one node set --nnodes=1\n":                                                  false,
+	} {
+		e := explainText(t, said+failed)
+		if (e.Cause.Rank != nil && *e.Cause.Rank == 3) != one || (e.Cause.LocalRank != nil) == one {
+			t.Errorf("%s: rank %v, local rank %v", said, e.Cause.Rank, e.Cause.LocalRank)
+		}
+	}
+}
+
 // TestOtherDaemonsKilled: the kernel's kill of a daemon does not explain an error of the program.
 func TestOtherDaemonsKilled(t *testing.T) {
 	kill := kill("CONSTRAINT_MEMCG")
