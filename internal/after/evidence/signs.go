@@ -328,8 +328,7 @@ func (r *reader) sign(t *text, m *match) {
 	if fact == nil {
 		return
 	}
-	said, _ := fact.(Sign)
-	ofDevice := (m.pattern.name == codeSign || said.Memory) && ofGPU.MatchString(t.string)
+	ofDevice := (m.pattern.name == codeSign || driverCode.MatchString(t.string)) && ofGPU.MatchString(t.string)
 	if t.ofKernel() && m.pattern.name != hardwareSign && !ofDevice {
 		return // the kernel speaks of errors that are none of the job
 	}
@@ -343,6 +342,9 @@ func (r *reader) sign(t *text, m *match) {
 		Time: t.when(), Uptime: t.uptime, Fact: fact})
 	h.steps = append(h.steps, h.step)
 }
+
+// driverCode is NVIDIA's code for memory of a GPU, or of the host for it, that could not be had.
+var driverCode = lazyregexp.New(`\bNV_ERR_NO_MEMORY\b`)
 
 // ofGPU are words of the kernel's drivers of GPUs, and of memory that is broken.
 var ofGPU = lazyregexp.New(`(?i)\bnvrm\b|\bxid\b|nvidia|amdgpu|habana|\bxe\b|i915|neuron|\becc\b|machine check`)
