@@ -338,13 +338,14 @@ var batchPatterns = []pattern{
 		kind:       TrainerLog,
 		fact:       func(m *match) Fact { return Exception{Type: RemoteOutOfMemory, Message: m.get("task")} },
 	},
-	{ // what the sites of notebooks show, and SageMaker's reason of a failure
+	{ // what the sites of notebooks and of services show, and SageMaker's reason of a failure
 		name: "hosted machine: out of memory",
 		literals: []string{
 			"after using all available RAM", "more memory than is available. It has restarted",
-			"instance type with more memory",
+			"instance type with more memory", "Memory limit exceeded (", "Ran out of memory (used over", "Error R15 (",
 		},
-		expression: `Your session crashed after using all available RAM|` +
+		expression: `^Memory limit exceeded \(\d+[KMGT]i?\)|\bRan out of memory \(used over |\bError R15 \(Memory quota|` +
+			`Your session crashed after using all available RAM|` +
 			`Your notebook tried to allocate more memory than is available\. It has restarted|` +
 			`Please use an instance type with more memory`,
 		kind: TrainerLog, fact: batchKill("the hosting service"),

@@ -179,7 +179,12 @@ var hostPatterns = []pattern{
 		literals:   []string{"MemoryError"},
 		expression: `^(?:[\w.]+\.)?_?(?:Array)?MemoryError\b`,
 		kind:       TrainerLog,
-		fact:       func(*match) Fact { return HostAllocationFailed{By: "Python"} },
+		fact: func(m *match) Fact {
+			if poolOfGPU.MatchString(m.whole) {
+				return LibraryFailed{Library: "RMM", Status: "out_of_memory", Memory: true}
+			}
+			return HostAllocationFailed{By: "Python"}
+		},
 	},
 	{ // libstdc++
 		name:       "std::bad_alloc",
@@ -230,9 +235,10 @@ var hostPatterns = []pattern{
 		fact:       func(m *match) Fact { return LockFailed{By: "cudaHostRegister", Requested: m.size("req", 1)} },
 	},
 	{ // mlock(2), io_uring, libibverbs as NCCL and UCX call it, libfabric as NCCL's plugin calls it, CUDA
-		name:     "memory could not be locked",
-		literals: []string{"mlock", "io_uring", "ibv_", "NET/OFI Unable to register memory", "cudaHostRegister"},
-		expression: `(?P<by>mlock|io_uring|ibv|NET/OFI Unable to register memory|cudaHostRegister).*(?:Cannot allocate memory|cannot allocate memory|` +
+		name: "memory could not be locked",
+		literals: []string{"mlock", "io_uring", "ibv_", "NET/OFI Unable to register memory", "cudaHostRegister",
+			"fi_mr_reg"},
+		expression: `(?P<by>mlock|io_uring|ibv|NET/OFI Unable to register memory|fi_mr_reg|cudaHostRegister).*(?:Cannot allocate memory|cannot allocate memory|` +
 			`Resource temporarily unavailable|Operation not permitted|ENOMEM|out of memory|failed to (?:allocate|lock))`,
 		kind: TrainerLog, fact: lockFailed,
 	},
@@ -319,6 +325,9 @@ var hostPatterns = []pattern{
 	},
 }
 
+// poolOfGPU names RMM, which gives memory of a GPU to cuDF and others, in Python's class of errors of the host.
+var poolOfGPU = lazyregexp.New(`\bRMM failure\b|/rmm/|\bcudaErrorMemoryAllocation\b`)
+
 // objectSize is the size of an object that Ray's store has no room for.
 var objectSize = lazyregexp.New(`\bObject size is (\d+) bytes`)
 
@@ -326,7 +335,7 @@ var bytesText = lazyregexp.New(`(\d+) bytes`)
 
 func lockFailed(m *match) Fact {
 	f := LockFailed{By: m.get("by")}
-	if strings.HasPrefix(f.By, "NET/OFI") {
+	if strings.HasPrefix(f.By, "NET/OFI") || f.By == "fi_mr_reg" {
 		f.By = "libfabric"
 	}
 	if f.By == "ibv" {

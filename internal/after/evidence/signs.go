@@ -82,11 +82,12 @@ var signPatterns = []pattern{
 			`(?i:\bdevice[ _]?(?:has been )?lost\b)`,
 		kind: Unknown, fact: signOf(0),
 	},
-	{ // libc's assert of BSD and macOS; zsh's word on a job, behind a line that the program has not ended
-		name:       "sign of an assertion",
-		literals:   []string{"Assertion failed: ", " abort  ", " killed  ", " segmentation fault  "},
-		expression: `\bAssertion failed: |\[\d+\] +[+-]? *\d+ (?:abort|killed|segmentation fault) {2,}`,
-		kind:       Unknown, fact: signOf(0),
+	{ // libc's assert of BSD and macOS; zsh's word on a job, behind a line that the program has not ended; Dask's workers
+		name:     "sign of an assertion",
+		literals: []string{"Assertion failed: ", " abort  ", " killed  ", " segmentation fault  ", " died"},
+		expression: `\bAssertion failed: |\bdied: |\bworkers? died\b|` +
+			`\[\d+\] +[+-]? *\d+ (?:abort|killed|segmentation fault) {2,}`,
+		kind: Unknown, fact: signOf(0),
 	},
 	{ // Linux: drivers of memory, disks and GPUs. The job may have got through it.
 		name: hardwareSign,
@@ -117,10 +118,12 @@ var signPatterns = []pattern{
 	{ // the last line of a traceback whose beginning is missing, and exceptions of other languages
 		name: "sign of an exception",
 		literals: []string{"Error", "Exception", "exception", "Interrupt", "Exit", "Invalid", "Failure",
-			"untime error "},
+			"untime error ", "xceptions.", "rrors.", "errorfactory.", "KilledWorker", "StopIteration"},
 		expression: `^(?:\S+ ){0,6}?(?:[Uu]ncaught (?:exception )?|[Uu]nhandled (?:exception:? )?)?` +
-			`(?:[A-Za-z_]\w*(?:\.|::))*(?:Exception|[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Invalid|Failure))(?:: .*|` +
-			`\s*$)|\b(?:[Uu]ncaught|[Uu]nhandled) exception\b|` +
+			`(?:[A-Za-z_]\w*(?:\.|::))*(?:Exception|KilledWorker|StopIteration|` +
+			`[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Invalid|Failure))(?:: .*|\s*$)|` +
+			`^(?:\w+\.)+(?:exceptions?|errors?|errorfactory)\.[A-Z]\w*(?:: .*|\s*$)|` +
+			`\b(?:[Uu]ncaught|[Uu]nhandled) exception\b|` +
 			`\[[A-Z]\w*(?:Error|Exception)\] : \d+ : |\b[Rr]untime error \d+: `, // the latter two of ONNX Runtime
 		kind: Unknown, fact: signOf(exceptionReach),
 	},

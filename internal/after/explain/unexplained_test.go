@@ -18,8 +18,14 @@ const twoSteps = "step 10 loss 1.91\nstep 20 loss 1.88\n"
 // on, has dealt with it, or a launcher says that it ended well.
 func TestNoneNeedsEvidence(t *testing.T) {
 	for text, want := range map[string]Resource{
-		"frobnicator.FrobError: the tape is torn\n":                                    Undetermined,
-		"FATAL: cannot go on\n":                                                        Undetermined,
+		"frobnicator.FrobError: the tape is torn\n":                                Undetermined,
+		"FATAL: cannot go on\n":                                                    Undetermined,
+		"distributed.scheduler.KilledWorker: Attempted to run task on 4 workers\n": Undetermined,
+		"google.api_core.exceptions.ServiceUnavailable: 503 failed to connect\n":   Undetermined,
+		"StopIteration\n": Undetermined,
+		"[ONNXRuntimeError] : 1 : FAIL : Load model failed\n":                          Undetermined,
+		"onnx runtime error 2: not enough space: expected 3, got 2\n":                  Undetermined,
+		"loading my.errors.Table: done\n":                                              None,
 		"returned XYZ_STATUS_EXEC_FAILED\n":                                            Undetermined,
 		" 41%|####      | 41/100 [00:12<00:20,  3.10it/s]Killed\n":                     Undetermined,
 		"FATAL: cannot go on\nstep 30 loss 1.8\nstep 40 loss 1.7\n":                    None,
