@@ -2,6 +2,7 @@ package explain
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 
 	"plimsoll/internal/after/evidence"
@@ -79,4 +80,10 @@ func (s *scene) loadsWeights() bool {
 	}
 	return last != nil && last.fact.Phase == ledger.Load && at.Number-last.Number <= lastOutput &&
 		!strings.Contains(last.Text, "100%")
+}
+
+// readsFiles reports whether the stack of the first process to end shows that it read a file.
+func (s *scene) readsFiles() bool {
+	return s.witness != nil && slices.ContainsFunc(all[evidence.BusError](s.witness.says),
+		func(f seen[evidence.BusError]) bool { return f.fact.Reads != "" })
 }

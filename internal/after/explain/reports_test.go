@@ -243,3 +243,56 @@ func TestLimitOfMacOS(t *testing.T) {
 		}
 	}
 }
+
+// TestBusErrorOfAFile: what the process was doing tells a mapped file from shared memory. Without that a SIGBUS is most
+// likely of /dev/shm.
+func TestBusErrorOfAFile(t *testing.T) {
+	const fatal = "Fatal Python error: Bus error\n\n"
+	other := "Thread 0x00007a11 (most recent call first):\n  File \"/v/safetensors/torch.py\", line 9 in load_file\n\n"
+	current := func(call string) string {
+		return "Current thread 0x00007a12 (most recent call first):\n  File \"/v/x.py\", line 1250 in " + call + "\n"
+	}
+	deep := strings.Replace(current("f"), "in f\n", "in f\n"+strings.Repeat("  File \"/v/x.py\", line 1 in g\n", 6)+
+		"  File \"/v/x.py\", line 2 in load_weights\n", 1)
+	for name, c := range map[string]struct {
+		text string
+		want Resource
+	}{
+		"a loader of weights":           {fatal + other + current("weight_loader"), NotMemory},
+		"another thread loads":          {fatal + other + current("_feed"), SharedMemory},
+		"a call far outside":            {fatal + deep, SharedMemory},
+		"no stack":                      {"Bus error (core dumped)\n", SharedMemory},
+		"weights are loaded":            {"Loading weights from /lustre/m\nBus error (core dumped)\n", Undetermined},
+		"weights are loaded, by a task": {"Loading weights from /m\nsrun: error: n3: task 13: Bus error\n", Undetermined},
+		"weights are being loaded":      {"Loading checkpoint shards:  41%|##  | 7/17 [00:03<00:05]\nBus error\n", Undetermined},
+		"weights were loaded":           {"Loading checkpoint shards: 100%|###| 17/17 [00:03<00:00]\nBus error\n", SharedMemory},
+		"training has gone on":          {"Loading weights from /m\nstep 1 loss 2.5\nBus error\n", SharedMemory},
+		"long after the load": {"Loading weights from /m\n" + strings.Repeat("ready\n", 9) + "Bus error\n",
+			SharedMemory},
+	} {
+		if e := explainText(t, c.text); e.Cause.Resource != c.want {
+			t.Errorf("%s: %q, expected %q: %s", name, e.Cause.Resource, c.want, e.Cause.Text)
+		}
+	}
+}
+
+// TestTaskOfRay: a task whose error is only named ran out of a GPU's memory, unless Ray has killed a worker, or the
+// error itself is there.
+func TestTaskOfRay(t *testing.T) {
+	task := "ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.update_actor() (pid=118848, ip=10.130.71.7)\n"
+	for name, c := range map[string]struct {
+		text   string
+		want   Resource
+		detail string
+	}{
+		"named only":          {task, GPU, ""},
+		"with PyTorch's line": {task + full, GPU, "capacity"},
+		"beside a kill": {"(raylet) 2 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed\n" +
+			task, Host, ""},
+	} {
+		e := explainText(t, c.text)
+		if e.Cause.Resource != c.want || e.Cause.Detail != c.detail {
+			t.Errorf("%s: %q (%s), expected %q (%s)", name, e.Cause.Resource, e.Cause.Detail, c.want, c.detail)
+		}
+	}
+}

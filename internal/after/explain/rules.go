@@ -276,10 +276,8 @@ var rules = []rule{
 			SharedMemory, "", Certain, says[evidence.BusError](busText)},
 		row[evidence.BusError]{func(s *scene, _ evidence.BusError) bool { return s.sharedMemoryFree() },
 			Undetermined, "", Unknown, says[evidence.BusError]("got SIGBUS while /dev/shm had free memory")},
-		row[evidence.BusError]{func(_ *scene, f evidence.BusError) bool { return f.Reads != "" }, NotMemory, mapped,
-			Likely, func(f evidence.BusError) string {
-				return fmt.Sprintf("got SIGBUS while it read a mapped file (%s): %s", f.Reads, mappedText)
-			}},
+		row[evidence.BusError]{func(s *scene, _ evidence.BusError) bool { return s.readsFiles() }, NotMemory, mapped,
+			Likely, says[evidence.BusError](readingText)},
 		row[evidence.BusError]{func(s *scene, _ evidence.BusError) bool { return s.loadsWeights() }, Undetermined,
 			mapped, Unknown, says[evidence.BusError](loadingText)},
 		row[evidence.BusError]{nil, SharedMemory, "", Likely, says[evidence.BusError](bareBusText)},
@@ -316,6 +314,9 @@ var rules = []rule{
 		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
 			return mannerOfProcess(f) == faulted && s.sharedMemoryFull()
 		}, SharedMemory, "", Certain, says[evidence.ProcessEnded](busText)},
+		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
+			return mannerOfProcess(f) == faulted && s.readsFiles()
+		}, NotMemory, mapped, Likely, says[evidence.ProcessEnded](readingText)},
 		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
 			return mannerOfProcess(f) == faulted && s.loadsWeights()
 		}, Undetermined, mapped, Unknown, says[evidence.ProcessEnded](loadingText)},
@@ -374,6 +375,7 @@ const (
 	// mappedText is why a page of a file cannot be had.
 	mappedText = "the file was cut or changed meanwhile, its disk is full or fails, or its network file system did " +
 		"not answer"
+	readingText = "got SIGBUS while it read a mapped file, as its stack shows: " + mappedText
 	loadingText = "got SIGBUS while it loaded weights from mapped files: " + mappedText + "; shared memory may have " +
 		"been full, too (/dev/shm)"
 	busText = "got SIGBUS: a page of shared memory could not be allocated, as /dev/shm was full"
