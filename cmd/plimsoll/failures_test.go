@@ -323,7 +323,8 @@ func TestFailuresThatLookLikeMemory(t *testing.T) {
 	t.Run("truncated file that a loader maps, with stacks", func(t *testing.T) {
 		load := "import mmap, sys\ndef load_weights(f):\n m = mmap.mmap(f.fileno(), 1 << 20)\n f.truncate(0)\n " +
 			"return m[4096]\nf = open(sys.argv[1], 'w+b')\nf.truncate(1 << 20)\nload_weights(f)"
-		run := []string{"--", torchtest.Python(t), "-X", "faulthandler", "-c", load, filepath.Join(t.TempDir(), "mapped")}
+		file := filepath.Join(t.TempDir(), "mapped")
+		run := []string{"--", torchtest.Python(t), "-X", "faulthandler", "-c", load, file}
 		failure{shell: startAlone, run: run, exit: 135, right: []explain.Resource{explain.NotMemory},
 			atMost: explain.Likely, says: "SIGBUS|signal 7|bus error", evidence: "in load_weights"}.fails(t)
 	})

@@ -82,7 +82,7 @@ var signPatterns = []pattern{
 			`(?i:\bdevice[ _]?(?:has been )?lost\b)`,
 		kind: Unknown, fact: signOf(0),
 	},
-	{ // libc's assert of BSD and macOS; zsh's word on a job, behind a line that the program has not ended; Dask's workers
+	{ // libc's assert of BSD and macOS; workers of Dask; zsh's word on a job, behind a line that has not ended
 		name:     "sign of an assertion",
 		literals: []string{"Assertion failed: ", " abort  ", " killed  ", " segmentation fault  ", " died"},
 		expression: `\bAssertion failed: |\bdied: |\bworkers? died\b|` +

@@ -269,7 +269,9 @@ func TestObjectStore(t *testing.T) {
 		"- objects in use: 502\n- bytes in use: 19840565680\n\n- objects created by worker: 5\n" +
 		"- bytes created by worker: 11000000000\n- objects restored: 497\n- bytes restored: 8000000000\n" +
 		"- bytes received: 0\n"
-	for name, text := range map[string]string{"account before": account + "\n" + full, "account after": full + account} {
+	for name, text := range map[string]string{
+		"account before": account + "\n" + full, "account after": full + account,
+	} {
 		e := explainText(t, text)
 		held := map[string]ledger.Bytes{}
 		for _, h := range e.Holders {
@@ -300,7 +302,7 @@ func TestLockedMemory(t *testing.T) {
 		LockedLimit: 10 * gib, Proportional: samples.Kinds{Anonymous: 50 * gib}}
 	r := NewRecording("run.jsonl", samples.Record{Start: &samples.Start{Schema: samples.Schema}},
 		samples.Record{Time: time.Second, Sample: &samples.Sample{Processes: []samples.Process{process}}},
-		samples.Record{Time: 2 * time.Second, Output: &samples.Output{Lines: []string{"n1:1:1 [0] misc/ibvwrap.cc:278 " +
+		samples.Record{Time: 2 * time.Second, Output: &samples.Output{Lines: []string{"n1:1:1 [0] ibvwrap.cc:278 " +
 			"NCCL WARN Call to ibv_reg_mr_iova2 of 1073741824 bytes failed with error Cannot allocate memory"}}},
 		samples.Record{Time: 3 * time.Second, End: &samples.End{Ranks: []samples.RankEnd{
 			{PID: 77, ExitCode: 1, Time: 2500 * time.Millisecond}}}})

@@ -194,7 +194,7 @@ func TestOtherDaemonsKilled(t *testing.T) {
 // TestOwnCall: a rank whose call to its own system failed is the one that lacked something, and one that misses a peer
 // is not.
 func TestOwnCall(t *testing.T) {
-	full := "n1:168:168 [2] misc/shmutils.cc:113 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-Ubz " +
+	full := "n1:168:168 [2] shmutils.cc:113 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-Ubz " +
 		"(size 9637888)\n"
 	for error, named := range map[string]bool{
 		"torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, unhandled system error": true,
@@ -258,15 +258,17 @@ func TestBusErrorOfAFile(t *testing.T) {
 		text string
 		want Resource
 	}{
-		"a loader of weights":           {fatal + other + current("weight_loader"), NotMemory},
-		"another thread loads":          {fatal + other + current("_feed"), SharedMemory},
-		"a call far outside":            {fatal + deep, SharedMemory},
-		"no stack":                      {"Bus error (core dumped)\n", SharedMemory},
-		"weights are loaded":            {"Loading weights from /lustre/m\nBus error (core dumped)\n", Undetermined},
-		"weights are loaded, by a task": {"Loading weights from /m\nsrun: error: n3: task 13: Bus error\n", Undetermined},
-		"weights are being loaded":      {"Loading checkpoint shards:  41%|##  | 7/17 [00:03<00:05]\nBus error\n", Undetermined},
-		"weights were loaded":           {"Loading checkpoint shards: 100%|###| 17/17 [00:03<00:00]\nBus error\n", SharedMemory},
-		"training has gone on":          {"Loading weights from /m\nstep 1 loss 2.5\nBus error\n", SharedMemory},
+		"a loader of weights":  {fatal + other + current("weight_loader"), NotMemory},
+		"another thread loads": {fatal + other + current("_feed"), SharedMemory},
+		"a call far outside":   {fatal + deep, SharedMemory},
+		"no stack":             {"Bus error (core dumped)\n", SharedMemory},
+		"weights are loaded":   {"Loading weights from /lustre/m\nBus error (core dumped)\n", Undetermined},
+		"a task loads weights": {"Loading weights from /m\nsrun: error: n3: task 13: Bus error\n", Undetermined},
+		"weights are being loaded": {"Loading checkpoint shards:  41%|# | 7/17 [00:03<00:05]\nBus error\n",
+			Undetermined},
+		"weights were loaded": {"Loading checkpoint shards: 100%|##| 7/7 [00:03<00:00]\nBus error\n",
+			SharedMemory},
+		"training has gone on": {"Loading weights from /m\nstep 1 loss 2.5\nBus error\n", SharedMemory},
 		"long after the load": {"Loading weights from /m\n" + strings.Repeat("ready\n", 9) + "Bus error\n",
 			SharedMemory},
 	} {
@@ -279,7 +281,7 @@ func TestBusErrorOfAFile(t *testing.T) {
 // TestTaskOfRay: a task whose error is only named ran out of a GPU's memory, unless Ray has killed a worker, or the
 // error itself is there.
 func TestTaskOfRay(t *testing.T) {
-	task := "ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.update_actor() (pid=118848, ip=10.130.71.7)\n"
+	task := "ray.exceptions.RayTaskError(OutOfMemoryError): ray::Worker.update_actor() (pid=118, ip=10.130.71.7)\n"
 	for name, c := range map[string]struct {
 		text   string
 		want   Resource
@@ -287,7 +289,7 @@ func TestTaskOfRay(t *testing.T) {
 	}{
 		"named only":          {task, GPU, ""},
 		"with PyTorch's line": {task + full, GPU, "capacity"},
-		"beside a kill": {"(raylet) 2 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed\n" +
+		"beside a kill": {"(raylet) 2 Workers (tasks / actors) killed due to memory pressure (OOM), 0 crashed\n" +
 			task, Host, ""},
 	} {
 		e := explainText(t, c.text)

@@ -342,17 +342,20 @@ var rules = []rule{
 				"says by whom: a person, a batch system, or a service that frees memory, such as earlyoom")},
 		row[evidence.ProcessEnded]{nil, Undetermined, "", Unknown, endedText},
 	),
-	table(row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool {
-		return e.Type == evidence.RemoteOutOfMemory
-	}, GPU, "", Likely, says[evidence.Exception]("ran out of GPU memory in a task of Ray: its error is PyTorch's, and " +
-		"the lines with the sizes are not here")}, row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool {
-		return lackText.MatchString(e.Message) || lackClass.MatchString(e.Type)
-	},
-		Undetermined, "", Unknown, func(e evidence.Exception) string {
+	table(
+		row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool {
+			return e.Type == evidence.RemoteOutOfMemory
+		}, GPU, "", Likely, says[evidence.Exception]("ran out of GPU memory in a task of Ray: its error is " +
+			"PyTorch's, and the lines with the sizes are not here")},
+		row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool {
+			return lackText.MatchString(e.Message) || lackClass.MatchString(e.Type)
+		}, Undetermined, "", Unknown, func(e evidence.Exception) string {
 			return fmt.Sprintf("ended with %s, whose text speaks of missing memory and not of which", e.Type)
-		}}, row[evidence.Exception]{nil, NotMemory, "", Likely, func(e evidence.Exception) string {
-		return fmt.Sprintf("ended with %s, an error of the program and not of memory", e.Type)
-	}}),
+		}},
+		row[evidence.Exception]{nil, NotMemory, "", Likely, func(e evidence.Exception) string {
+			return fmt.Sprintf("ended with %s, an error of the program and not of memory", e.Type)
+		}},
+	),
 }
 
 const (

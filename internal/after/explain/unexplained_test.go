@@ -240,8 +240,8 @@ func TestHardwareInTheKernelsLog(t *testing.T) {
 func TestMemoryOfADriver(t *testing.T) {
 	const head = "Aug 12 10:11:12 spark-1 kernel: "
 	for line, want := range map[string]Resource{
-		"NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x51) @ mem_desc.c:1359": Undetermined,
-		"snd_hda_intel: Check failed: out of memory":                                                          None,
+		"NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x51)": Undetermined,
+		"snd_hda_intel: Check failed: out of memory":                                        None,
 	} {
 		if e := explainText(t, head+line+"\n"); e.Cause.Resource != want {
 			t.Errorf("%s: %q, expected %q: %s", line, e.Cause.Resource, want, e.Cause.Text)
