@@ -118,12 +118,13 @@ var signPatterns = []pattern{
 	{ // the last line of a traceback whose beginning is missing, and exceptions of other languages
 		name: "sign of an exception",
 		literals: []string{"Error", "Exception", "exception", "Interrupt", "Exit", "Invalid", "Failure",
-			"untime error ", "xceptions.", "rrors.", "errorfactory.", "KilledWorker", "StopIteration"},
+			"untime error ", "xceptions.", "rrors.", "errorfactory.", "KilledWorker", "StopIteration",
+			"nhandled error"},
 		expression: `^(?:\S+ ){0,6}?(?:[Uu]ncaught (?:exception )?|[Uu]nhandled (?:exception:? )?)?` +
 			`(?:[A-Za-z_]\w*(?:\.|::))*(?:Exception|KilledWorker|StopIteration|` +
 			`[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Invalid|Failure))(?:: .*|\s*$)|` +
 			`^(?:\w+\.)+(?:exceptions?|errors?|errorfactory)\.[A-Z]\w*(?:: .*|\s*$)|` +
-			`\b(?:[Uu]ncaught|[Uu]nhandled) exception\b|` +
+			`\b(?:[Uu]ncaught|[Uu]nhandled) (?:exception|error)\b|` +
 			`\[[A-Z]\w*(?:Error|Exception)\] : \d+ : |\b[Rr]untime error \d+: `, // the latter two of ONNX Runtime
 		kind: Unknown, fact: signOf(exceptionReach),
 	},
@@ -146,7 +147,7 @@ var signPatterns = []pattern{
 			"process disappeared", "[E:", "on-zero status code"},
 		expression: `\b(?:ERROR|CRITICAL)\b|^(?:\w+: )?(?:[Ee]rror|fatal): |\bfailed (?:to|with)\b|^Failed\b|` +
 			`: Failed\. Reason: |\bprocess disappeared\b|` +
-			`\b[Uu]nsuccessful\b|\[E:\w+|\b[Nn]on-zero status code returned\b`,
+			`\b[Uu]nsuccessful\b|\bstatus['"]?[:=] ?['"]?failed\b|\[E:\w+|\b[Nn]on-zero status code returned\b`,
 		kind: Unknown, fact: signOf(faintReach),
 	},
 }
