@@ -296,6 +296,26 @@ func TestObjectStore(t *testing.T) {
 	}
 }
 
+// TestObjectStoreAmongOthers: Ray's store is a holder of the host's memory, and a full /dev/shm has no room for it.
+func TestObjectStoreAmongOthers(t *testing.T) {
+	e := explainText(t, "ray.exceptions.OutOfMemoryError: 1 worker(s) were killed due to the node running low on memory. "+
+		"Memory on the node (IP: 10.8.1.17, ID: ad89) was 30GB / 31GB (0.96)\n"+
+		"Object store memory usage: [- objects spillable: 0\n- bytes created by worker: 8589934592\n"+
+		"(global lru) capacity: 10737418240\n(global lru) used: 80%]\n"+
+		"Top 10 memory users: PID\tMEM(GB)\tCOMMAND\n6704\t20.0\tray::hungry\n6345\t0.24\tray::idle\n")
+	if !slices.ContainsFunc(e.Holders, func(h Holder) bool {
+		return h.Component == "shared_memory" && h.Bytes == 8*gib
+	}) {
+		t.Errorf("%+v, held by %+v: expected 8 GiB of shared memory", e.Cause, e.Holders)
+	}
+	full := Explain(Inputs{Sources: []*evidence.Source{from("log", evidence.TrainerLog,
+		evidence.SharedMemoryFull{By: evidence.RayStore}, evidence.FileSystem{Mount: "/dev/shm", Size: known(64 * gib),
+			Used: known(64 * gib)})}})
+	if full.Confidence != Certain || full.Cause.Detail != "" {
+		t.Errorf("%+v, %s: expected a full /dev/shm for certain", full.Cause, full.Confidence)
+	}
+}
+
 // TestLockedMemory: the memory that a limit of locked memory allows is divided among those that count against it.
 func TestLockedMemory(t *testing.T) {
 	process := samples.Process{PID: 77, Role: samples.RankProcess, Locked: 2 * gib, Pinned: 3 * gib,

@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -272,8 +273,12 @@ func TestBusErrorOfAFile(t *testing.T) {
 		"long after the load": {"Loading weights from /m\n" + strings.Repeat("ready\n", 9) + "Bus error\n",
 			SharedMemory},
 	} {
-		if e := explainText(t, c.text); e.Cause.Resource != c.want {
+		e := explainText(t, c.text)
+		if e.Cause.Resource != c.want {
 			t.Errorf("%s: %q, expected %q: %s", name, e.Cause.Resource, c.want, e.Cause.Text)
+		}
+		if slices.Contains(e.Collect, collectFiles) != (c.want != SharedMemory) {
+			t.Errorf("%s: to be collected are %+v", name, e.Collect)
 		}
 	}
 }
