@@ -331,7 +331,7 @@ var batchPatterns = []pattern{
 			return BatchKill{By: "batch system"}
 		},
 	},
-	{ // Ray: python/ray/exceptions.py. The error of the task is PyTorch's: Ray's own of that name is not wrapped.
+	{ // Ray: python/ray/exceptions.py. Where Ray itself has ended a worker for memory, a line of its own says so.
 		name:       "Ray: a task ran out of memory",
 		literals:   []string{"RayTaskError(OutOfMemoryError)"},
 		expression: `\bRayTaskError\(OutOfMemoryError\)(?:: (?P<task>ray::\S+))?`,
