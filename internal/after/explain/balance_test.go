@@ -298,8 +298,8 @@ func TestObjectStore(t *testing.T) {
 
 // TestObjectStoreAmongOthers: Ray's store is a holder of the host's memory, and a full /dev/shm has no room for it.
 func TestObjectStoreAmongOthers(t *testing.T) {
-	e := explainText(t, "ray.exceptions.OutOfMemoryError: 1 worker(s) were killed due to the node running low on memory. "+
-		"Memory on the node (IP: 10.8.1.17, ID: ad89) was 30GB / 31GB (0.96)\n"+
+	e := explainText(t, "ray.exceptions.OutOfMemoryError: 1 worker(s) were killed due to the node running low on "+
+		"memory. Memory on the node (IP: 10.8.1.17, ID: ad89) was 30GB / 31GB (0.96)\n"+
 		"Object store memory usage: [- objects spillable: 0\n- bytes created by worker: 8589934592\n"+
 		"(global lru) capacity: 10737418240\n(global lru) used: 80%]\n"+
 		"Top 10 memory users: PID\tMEM(GB)\tCOMMAND\n6704\t20.0\tray::hungry\n6345\t0.24\tray::idle\n")
