@@ -217,6 +217,18 @@ func TestFailuresOfMemory(t *testing.T) {
 			right: []explain.Resource{explain.Disk}, atMost: explain.Certain,
 			says: "RLIMIT_FSIZE", evidence: "(?i)file size limit exceeded|153"}.fails(t)
 	})
+	t.Run("more than the host, through tee", func(t *testing.T) {
+		allocate := python + " -c 'import numpy; numpy.ones((10**6, 10**7))' 2>&1 | tee /dev/stderr"
+		failure{shell: startAlone, run: []string{"--", "bash", "-c", allocate}, exit: 0,
+			right: []explain.Resource{explain.Host}, atMost: explain.Likely,
+			evidence: "Unable to allocate"}.fails(t)
+	})
+	t.Run("a device that is full", func(t *testing.T) {
+		write := "f = open('/dev/full', 'w'); f.write('x' * 10**6)"
+		failure{shell: startAlone, run: []string{"--", python, "-c", write}, exit: 1,
+			right: []explain.Resource{explain.Disk}, atMost: explain.Likely,
+			says: "disk", evidence: "No space left on device"}.fails(t)
+	})
 	t.Run("dev shm that a program maps", func(t *testing.T) {
 		fill := "from multiprocessing import shared_memory as s; m = s.SharedMemory(create=True, size=64 << 20); " +
 			"m.buf[:] = bytes(64 << 20)"
@@ -307,6 +319,36 @@ func TestFailuresThatLookLikeMemory(t *testing.T) {
 		failure{shell: startAlone, run: failing(torchtest.Python(t), "truncated.py", file), exit: 135,
 			right: append(open, explain.SharedMemory, explain.Disk), atMost: explain.Likely,
 			says: "SIGBUS|signal 7|bus error", evidence: "(?i)SIGBUS|signal 7|bus error"}.fails(t)
+	})
+	t.Run("truncated file that a loader maps, with stacks", func(t *testing.T) {
+		load := "import mmap, sys\ndef load_weights(f):\n m = mmap.mmap(f.fileno(), 1 << 20)\n f.truncate(0)\n " +
+			"return m[4096]\nf = open(sys.argv[1], 'w+b')\nf.truncate(1 << 20)\nload_weights(f)"
+		file := filepath.Join(t.TempDir(), "mapped")
+		run := []string{"--", torchtest.Python(t), "-X", "faulthandler", "-c", load, file}
+		failure{shell: startAlone, run: run, exit: 135, right: []explain.Resource{explain.NotMemory},
+			atMost: explain.Likely, says: "SIGBUS|signal 7|bus error", evidence: "in load_weights"}.fails(t)
+	})
+	t.Run("kill within a wrapper", func(t *testing.T) {
+		run := []string{"--", "bash", "-c", `sh -c 'kill -KILL $$'; exit 1`}
+		failure{shell: startAlone, run: run, exit: 1, right: open, atMost: explain.Likely,
+			says: "rank 0 ended with exit code 1", evidence: "Killed"}.fails(t)
+	})
+	t.Run("worker of a pool", func(t *testing.T) {
+		pool := "import concurrent.futures as c, os, signal\nwith c.ProcessPoolExecutor(1) as p: " +
+			"p.submit(signal.raise_signal, 9).result()"
+		failure{shell: startAlone, run: []string{"--", torchtest.Python(t), "-c", pool}, exit: 1, right: open,
+			atMost: explain.Unknown, says: "terminated abruptly", evidence: "terminated abruptly"}.fails(t)
+	})
+	t.Run("crash with stacks", func(t *testing.T) {
+		run := []string{"--", torchtest.Python(t), "-X", "faulthandler", "-c", "import ctypes; ctypes.string_at(0)"}
+		failure{shell: startAlone, run: run, exit: 139, right: []explain.Resource{explain.NotMemory},
+			atMost: explain.Likely, says: "signal 11", evidence: "(?i)segmentation fault"}.fails(t)
+	})
+	t.Run("error of one of two ranks", func(t *testing.T) {
+		raise := "import os, time\nif os.environ['RANK'] == '1': raise ValueError('no labels')\ntime.sleep(100)"
+		failure{shell: startAlone, run: []string{"--nproc", "2", "--", torchtest.Python(t), "-c", raise}, exit: 1,
+			rank: 1, victims: 1, right: []explain.Resource{explain.NotMemory}, atMost: explain.Likely,
+			says: "no labels", evidence: "ValueError"}.fails(t)
 	})
 	t.Run("empty pool of huge pages", func(t *testing.T) {
 		pool, err := os.ReadFile("/proc/sys/vm/nr_hugepages")

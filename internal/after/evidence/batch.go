@@ -283,7 +283,7 @@ var batchPatterns = []pattern{
 			`was (?P<used>[\d.]+GB) / (?P<limit>[\d.]+GB) \([\d.]+\), which exceeds the memory usage threshold|` +
 			`[Mm]ore than \d+% of the memory on node(?: \S+ is used \((?P<old>[\d.]+) / (?P<size>[\d.]+) GB\))?|` +
 			`(?:(?P<count>\d+) worker\(s\) were )?(?:killed|died) due to the node running low on memory(?:\. Memory on ` +
-			`the node \([^)]*\) was (?P<now>[\d.]+GB) used / (?P<of>[\d.]+GB) limit)?)`, // the latter from 2.56
+			`the node \([^)]*\) was (?P<now>[\d.]+GB)(?: used)? / (?P<of>[\d.]+GB)(?: limit| \())?)`, // the latter from 2.56
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			if m.get("n") == "0" {
@@ -331,13 +331,21 @@ var batchPatterns = []pattern{
 			return BatchKill{By: "batch system"}
 		},
 	},
-	{ // what the sites of notebooks show, and SageMaker's reason of a failure
+	{ // Ray: python/ray/exceptions.py. Where Ray itself has ended a worker for memory, a line of its own says so.
+		name:       "Ray: a task ran out of memory",
+		literals:   []string{"RayTaskError(OutOfMemoryError)"},
+		expression: `\bRayTaskError\(OutOfMemoryError\)(?:: (?P<task>ray::\S+))?`,
+		kind:       TrainerLog,
+		fact:       func(m *match) Fact { return Exception{Type: RemoteOutOfMemory, Message: m.get("task")} },
+	},
+	{ // what the sites of notebooks and of services show, and SageMaker's reason of a failure
 		name: "hosted machine: out of memory",
 		literals: []string{
 			"after using all available RAM", "more memory than is available. It has restarted",
-			"instance type with more memory",
+			"instance type with more memory", "Memory limit exceeded (", "Ran out of memory (used over", "Error R15 (",
 		},
-		expression: `Your session crashed after using all available RAM|` +
+		expression: `^Memory limit exceeded \(\d+[KMGT]i?\)|\bRan out of memory \(used over |\bError R15 \(Memory quota|` +
+			`Your session crashed after using all available RAM|` +
 			`Your notebook tried to allocate more memory than is available\. It has restarted|` +
 			`Please use an instance type with more memory`,
 		kind: TrainerLog, fact: batchKill("the hosting service"),
@@ -367,6 +375,9 @@ var batchPatterns = []pattern{
 		kind:       TrainerLog, fact: batchEnd("LSF", "time limit"),
 	},
 }
+
+// RemoteOutOfMemory is the type of the exception that shows an error of PyTorch in a task of Ray.
+const RemoteOutOfMemory = "RayTaskError(OutOfMemoryError)"
 
 // UserSpace is an OOM killer that is a program and not the kernel's.
 const UserSpace = "an OOM killer in user space"

@@ -71,6 +71,8 @@ var labels = sync.OnceValue(func() []label {
 		{"[", regexp.MustCompile(`^\[(?i:rank|local_rank)(?:[:=] ?| )?(\d+)\](?: ?: ?| )`), rankLabel},
 		// nemo_run and other launchers: a host and a process of it; the process is no rank of the job
 		{"[", regexp.MustCompile(`^\[[A-Za-z][\w.-]{0,100}:\d{1,5}\]: ?`), streamLabel},
+		// nemo_run: a task of an experiment, and its replica
+		{"i", regexp.MustCompile(`^i\.[\w.-]{1,100}/\d{1,5} `), streamLabel},
 		// torchrun --tee
 		{"[", regexp.MustCompile(`^\[default(\d+)\]:`), rankLabel},
 		// mpirun --tag-output, SageMaker

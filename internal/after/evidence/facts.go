@@ -113,11 +113,17 @@ type (
 		Requested Size
 	}
 
-	// SharedMemoryFull is a full /dev/shm.
-	SharedMemoryFull struct{ By, Path string }
+	// SharedMemoryFull is a full /dev/shm, or a full part of it such as [RayStore].
+	SharedMemoryFull struct {
+		By, Path  string
+		Requested Size
+	}
 
 	// BusError is SIGBUS: a page of a mapped file could not be had.
-	BusError struct{ PID int }
+	BusError struct {
+		PID   int
+		Reads string // the call that read a file, where the process tells what it was doing; else empty
+	}
 
 	// DiskFull is ENOSPC, EDQUOT or EFBIG.
 	DiskFull struct {
@@ -322,6 +328,14 @@ type (
 		PID   int // 0 for what is no process
 		Name  string
 		Bytes ledger.Bytes
+	}
+
+	// PoolUsage is how full a memory is that has a budget of its own within that of the host.
+	PoolUsage struct {
+		By         string // whose it is
+		Used, Size Size
+		Waiting    Size           // what waits for room
+		Parts      []MemoryHolder // what is in it
 	}
 
 	// FileSystem is a file system as df shows it.

@@ -312,9 +312,9 @@ var progressPatterns = []pattern{
 	},
 	{ // transformers, Megatron, torchtitan
 		name: "loading",
-		literals: []string{"loading checkpoint from", "loading weights file", "Loading the checkpoint",
+		literals: []string{"loading checkpoint from", "oading weights ", "Loading the checkpoint",
 			"Loading model from"},
-		expression: `(?:loading checkpoint from|loading weights file|Loading the checkpoint|Loading model from)`,
+		expression: `(?:loading checkpoint from|[Ll]oading weights (?:file|from)|Loading the checkpoint|Loading model from)`,
 		kind:       TrainerLog, fact: inPhase(ledger.Load),
 	},
 	{ // transformers/trainer.py

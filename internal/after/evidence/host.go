@@ -73,11 +73,12 @@ var hostPatterns = []pattern{
 			return WorkerEnded{PIDs: pids(m.get("pids")), Signal: strings.TrimSpace(m.get("sig"))}
 		},
 	},
-	{ // datasets/utils/py_utils.py; CPython: Lib/concurrent/futures/process.py
-		name:     "worker of a pool ended",
-		literals: []string{"subprocesses has abruptly died", "process pool was terminated abruptly"},
+	{ // datasets/utils/py_utils.py; CPython: Lib/concurrent/futures/process.py; batchgenerators and nnU-Net
+		name: "worker of a pool ended",
+		literals: []string{"subprocesses has abruptly died", "process pool was terminated abruptly",
+			"workers are no longer alive"},
 		expression: `One of the subprocesses has abruptly died during map operation|` +
-			`A process in the process pool was terminated abruptly`,
+			`A process in the process pool was terminated abruptly|\bbackground workers are no longer alive`,
 		kind: TrainerLog,
 		fact: func(*match) Fact { return WorkerEnded{Of: "a pool of processes"} },
 	},
@@ -104,10 +105,9 @@ var hostPatterns = []pattern{
 			"No space left on device", "no space left on device", "Disk quota exceeded", "disk quota exceeded",
 			"[Errno 28]", "[Errno 122]",
 		},
-		// In other languages the number is all that is known. inotify's limit has the same number.
-		// Go writes small letters.
+		// In other languages the number is all that is known. Go writes small letters.
 		expression: `(?:(?P<quota>\[Errno 122\] [^:]+|[Dd]isk quota exceeded)|[Nn]o space left on device|` +
-			`\[Errno 28\] (?:[^i:]|i[^n:])[^:]*)(?: \(os error \d+\))?(?:[^'"]*: ?\\?['"](?P<path>[^'"]+)['"])?`,
+			`\[Errno 28\] [^:]*)(?: \(os error \d+\))?(?:[^'"]*: ?\\?['"](?P<path>[^'"]+)['"])?`,
 		kind: TrainerLog, fact: noSpace,
 	},
 	{ // Python, glibc: strerror(EFBIG)
@@ -168,17 +168,23 @@ var hostPatterns = []pattern{
 	{ // ERROR_COMMITMENT_LIMIT, _NOT_ENOUGH_MEMORY, _OUTOFMEMORY, _NO_SYSTEM_RESOURCES; the text is of any language
 		name: "Windows cannot commit",
 		literals: []string{"[WinError 1455]", "[WinError 8]", "[WinError 14]", "[WinError 1450]", "(os error 1455)",
-			"paging file is too small"},
-		expression: `\[WinError (?:8|14|1450|1455)\]|\(os error 1455\)|The paging file is too small for this operation`,
-		kind:       TrainerLog,
-		fact:       func(*match) Fact { return HostAllocationFailed{By: "Windows"} },
+			"paging file is too small", "GetLastError() = "},
+		expression: `\[WinError (?:8|14|1450|1455)\]|\(os error 1455\)|The paging file is too small for this operation|` +
+			`\bGetLastError\(\) = (?:8|14|1450|1455)\b`,
+		kind: TrainerLog,
+		fact: func(*match) Fact { return HostAllocationFailed{By: "Windows"} },
 	},
 	{ // CPython
 		name:       "MemoryError",
 		literals:   []string{"MemoryError"},
 		expression: `^(?:[\w.]+\.)?_?(?:Array)?MemoryError\b`,
 		kind:       TrainerLog,
-		fact:       func(*match) Fact { return HostAllocationFailed{By: "Python"} },
+		fact: func(m *match) Fact {
+			if poolOfGPU.MatchString(m.whole) {
+				return LibraryFailed{Library: "RMM", Status: "out_of_memory", Memory: true}
+			}
+			return HostAllocationFailed{By: "Python"}
+		},
 	},
 	{ // libstdc++
 		name:       "std::bad_alloc",
@@ -229,9 +235,10 @@ var hostPatterns = []pattern{
 		fact:       func(m *match) Fact { return LockFailed{By: "cudaHostRegister", Requested: m.size("req", 1)} },
 	},
 	{ // mlock(2), io_uring, libibverbs as NCCL and UCX call it, libfabric as NCCL's plugin calls it, CUDA
-		name:     "memory could not be locked",
-		literals: []string{"mlock", "io_uring", "ibv_", "NET/OFI Unable to register memory", "cudaHostRegister"},
-		expression: `(?P<by>mlock|io_uring|ibv|NET/OFI Unable to register memory|cudaHostRegister).*(?:Cannot allocate memory|cannot allocate memory|` +
+		name: "memory could not be locked",
+		literals: []string{"mlock", "io_uring", "ibv_", "NET/OFI Unable to register memory", "cudaHostRegister",
+			"fi_mr_reg"},
+		expression: `(?P<by>mlock|io_uring|ibv|NET/OFI Unable to register memory|fi_mr_reg|cudaHostRegister).*(?:Cannot allocate memory|cannot allocate memory|` +
 			`Resource temporarily unavailable|Operation not permitted|ENOMEM|out of memory|failed to (?:allocate|lock))`,
 		kind: TrainerLog, fact: lockFailed,
 	},
@@ -265,10 +272,17 @@ var hostPatterns = []pattern{
 			return HostAllocationFailed{By: by, Errno: enomem}
 		},
 	},
-	{ // faulthandler, bash, glibc
+	{ // CPython: Modules/faulthandler.c; the stacks of all threads follow
+		name:       "bus error of Python",
+		literals:   []string{"Fatal Python error: Bus error"},
+		expression: `Fatal Python error: Bus error`,
+		kind:       TrainerLog,
+		take:       func(r *reader, m *match) { r.begin(m.stream, &threadDump{at: m.text}) },
+	},
+	{ // bash, glibc
 		name:       "bus error",
 		literals:   []string{"Bus error", "SIGBUS", "bus error"},
-		expression: `(?:(?P<pid>\d+) Bus error|Fatal Python error: Bus error|\bSIGBUS\b.*?(?:PID (?P<other>\d+))?$|\bBus error\b)`,
+		expression: `(?:(?P<pid>\d+) Bus error|\bSIGBUS\b.*?(?:PID (?P<other>\d+))?$|\bBus error\b)`,
 		kind:       TrainerLog,
 		fact:       func(m *match) Fact { return BusError{PID: m.integer("pid", m.integer("other", 0))} },
 	},
@@ -277,7 +291,13 @@ var hostPatterns = []pattern{
 		literals:   []string{"ObjectStoreFullError", "object store because it is full"},
 		expression: `\bObjectStoreFullError\b|\bin object store because it is full\b`,
 		kind:       TrainerLog,
-		fact:       func(*match) Fact { return SharedMemoryFull{By: "Ray's object store"} },
+		fact: func(m *match) Fact {
+			f := SharedMemoryFull{By: RayStore}
+			if groups := objectSize.FindStringSubmatch(m.whole); groups != nil {
+				f.Requested = sizeOf(groups[1], 1)
+			}
+			return f
+		},
 	},
 	{ // CPython: Python/errors.c writes it of destructors and at exit, and goes on
 		name:       "exception ignored",
@@ -305,11 +325,17 @@ var hostPatterns = []pattern{
 	},
 }
 
+// poolOfGPU names RMM, which gives memory of a GPU to cuDF and others, in Python's class of errors of the host.
+var poolOfGPU = lazyregexp.New(`\bRMM failure\b|/rmm/|\bcudaErrorMemoryAllocation\b`)
+
+// objectSize is the size of an object that Ray's store has no room for.
+var objectSize = lazyregexp.New(`\bObject size is (\d+) bytes`)
+
 var bytesText = lazyregexp.New(`(\d+) bytes`)
 
 func lockFailed(m *match) Fact {
 	f := LockFailed{By: m.get("by")}
-	if strings.HasPrefix(f.By, "NET/OFI") {
+	if strings.HasPrefix(f.By, "NET/OFI") || f.By == "fi_mr_reg" {
 		f.By = "libfabric"
 	}
 	if f.By == "ibv" {
@@ -357,7 +383,8 @@ var notOfDisk = lazyregexp.New(`\w[\w ]*namespace|unshare|inotify|/sys/fs/cgroup
 
 func noSpace(m *match) Fact {
 	path := m.get("path")
-	if counted := notOfDisk.FindString(m.whole[:m.indices[0]]); counted != "" {
+	said, _, _ := strings.Cut(m.whole[m.indices[0]:], ": ") // behind a colon stands the name of a file
+	if counted := notOfDisk.FindString(m.whole[:m.indices[0]] + said); counted != "" {
 		return Exception{Type: noSpaceCode, Message: counted}
 	}
 	if strings.HasPrefix(path, "/dev/shm") || strings.Contains(m.whole, "/dev/shm") {

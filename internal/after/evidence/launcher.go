@@ -180,6 +180,17 @@ var launcherPatterns = []pattern{
 		expression: `process (?P<rank>\d+) terminated with (?:signal (?P<sig>SIG\w+)|exit code (?P<code>\d+))`,
 		kind:       TrainerLog, fact: ended("torch.multiprocessing"),
 	},
+	{ // lightning/fabric/strategies/launchers/subprocess_script.py: it looks at all ranks of the node
+		name:       "Lightning: a rank ended",
+		literals:   []string{"Child process with PID"},
+		expression: `Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\.`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			f, ok := ended("Lightning")(m).(ProcessEnded)
+			f.First = ok
+			return f
+		},
+	},
 	{ // torch/multiprocessing/spawn.py: the parent repeats the traceback of a rank
 		name:       "spawn: error of a rank",
 		literals:   []string{"terminated with the following error"},

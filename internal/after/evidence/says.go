@@ -107,12 +107,16 @@ func (f LockFailed) Says() string {
 
 // Says says it.
 func (f SharedMemoryFull) Says() string {
+	if f.By == RayStore {
+		return sentence(RayStore+" is full", with("asked for %s", f.Requested))
+	}
 	return sentence("shared memory (/dev/shm) is full", by("says %s", f.By), by("at %s", f.Path))
 }
 
 // Says says it.
 func (f BusError) Says() string {
-	return sentence("a process got SIGBUS: the kernel had no page for a mapped file", number("PID %d", f.PID))
+	return sentence("a process got SIGBUS: the kernel had no page for a mapped file", number("PID %d", f.PID),
+		by("in %s", f.Reads))
 }
 
 func number(format string, n int) string {
@@ -241,6 +245,12 @@ func (f BatchKill) Says() string {
 func (f MemoryList) Says() string {
 	most := slices.MaxFunc(f.Holders, func(a, b MemoryHolder) int { return cmp.Compare(a.Bytes, b.Bytes) })
 	return fmt.Sprintf("%s lists who holds memory: of %d most has %s, %v", f.By, len(f.Holders), most.Name, most.Bytes)
+}
+
+// Says says it.
+func (f PoolUsage) Says() string {
+	return sentence(f.By+" says how full it is", with("used %s", f.Used), with("of %s", f.Size),
+		with("%s wait for room", f.Waiting))
 }
 
 // Says says it.

@@ -1,6 +1,7 @@
 package evidence
 
 import (
+	"cmp"
 	"strings"
 
 	"plimsoll/internal/base/lazyregexp"
@@ -12,6 +13,7 @@ const (
 	SleepMode          = "sleep mode"
 	TransformersMajor  = "transformers"
 	Workers            = "num_workers"
+	Nodes              = "nodes" // of the job
 )
 
 // settingPatterns are switches as programs print their arguments, and what shows that one is on. Advice leaves out what
@@ -40,6 +42,19 @@ var settingPatterns = []pattern{
 				return nil
 			}
 			return Setting{strings.TrimPrefix(m.get("name"), "dataloader_"), strings.ToLower(m.get("value"))}
+		},
+	},
+	{ // torchrun, deepspeed/launcher/launch.py, accelerate, Lightning; LLaMA-Factory's launcher
+		name:     "number of nodes",
+		literals: []string{"nnodes", "num_machines", "num_nodes", "--standalone", "distributed tasks at: "},
+		expression: `--standalone\b|\b(?:nnodes|num_machines|num_nodes)['"]?(?: ?[:=] ?| )['"]?(?:\d+:)?(?P<nodes>\d+)\b|` +
+			`Initializing \d+ distributed tasks at: (?:127\.0\.0\.1|localhost):`,
+		kind: Unknown, picky: true,
+		fact: func(m *match) Fact {
+			if proposes(m.whole) {
+				return nil
+			}
+			return Setting{Nodes, cmp.Or(m.get("nodes"), "1")}
 		},
 	},
 	{ // vllm/v1/worker/gpu_worker.py

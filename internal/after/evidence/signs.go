@@ -82,11 +82,12 @@ var signPatterns = []pattern{
 			`(?i:\bdevice[ _]?(?:has been )?lost\b)`,
 		kind: Unknown, fact: signOf(0),
 	},
-	{ // libc's assert of BSD and macOS; zsh's word on a job, behind a line that the program has not ended
-		name:       "sign of an assertion",
-		literals:   []string{"Assertion failed: ", " abort  ", " killed  ", " segmentation fault  "},
-		expression: `\bAssertion failed: |\[\d+\] +[+-]? *\d+ (?:abort|killed|segmentation fault) {2,}`,
-		kind:       Unknown, fact: signOf(0),
+	{ // libc's assert of BSD and macOS; workers of Dask; zsh's word on a job, behind a line that has not ended
+		name:     "sign of an assertion",
+		literals: []string{"Assertion failed: ", " abort  ", " killed  ", " segmentation fault  ", " died"},
+		expression: `\bAssertion failed: |\bdied: |\bworkers? died\b|` +
+			`\[\d+\] +[+-]? *\d+ (?:abort|killed|segmentation fault) {2,}`,
+		kind: Unknown, fact: signOf(0),
 	},
 	{ // Linux: drivers of memory, disks and GPUs. The job may have got through it.
 		name: hardwareSign,
@@ -115,11 +116,16 @@ var signPatterns = []pattern{
 		kind: Unknown, fact: signOf(0),
 	},
 	{ // the last line of a traceback whose beginning is missing, and exceptions of other languages
-		name:     "sign of an exception",
-		literals: []string{"Error", "Exception", "exception", "Interrupt", "Exit", "Invalid", "Failure"},
+		name: "sign of an exception",
+		literals: []string{"Error", "Exception", "exception", "Interrupt", "Exit", "Invalid", "Failure",
+			"untime error ", "xceptions.", "rrors.", "errorfactory.", "KilledWorker", "StopIteration",
+			"nhandled error"},
 		expression: `^(?:\S+ ){0,6}?(?:[Uu]ncaught (?:exception )?|[Uu]nhandled (?:exception:? )?)?` +
-			`(?:[A-Za-z_]\w*(?:\.|::))*(?:Exception|[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Invalid|Failure))(?:: .*|` +
-			`\s*$)|\b(?:[Uu]ncaught|[Uu]nhandled) exception\b`,
+			`(?:[A-Za-z_]\w*(?:\.|::))*(?:Exception|KilledWorker|StopIteration|` +
+			`[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Invalid|Failure))(?:: .*|\s*$)|` +
+			`^(?:\w+\.)+(?:exceptions?|errors?|errorfactory)\.[A-Z]\w*(?:: .*|\s*$)|` +
+			`\b(?:[Uu]ncaught|[Uu]nhandled) (?:exception|error)\b|` +
+			`\[[A-Z]\w*(?:Error|Exception)\] : \d+ : |\b[Rr]untime error \d+: `, // the latter two of ONNX Runtime
 		kind: Unknown, fact: signOf(exceptionReach),
 	},
 	{ // words for missing memory
@@ -138,10 +144,10 @@ var signPatterns = []pattern{
 	{ // levels of loggers
 		name: "sign of an error",
 		literals: []string{"ERROR", "CRITICAL", "Error", "error:", "failed", "Failed", "FAILED", "nsuccessful",
-			"process disappeared"},
+			"process disappeared", "[E:", "on-zero status code"},
 		expression: `\b(?:ERROR|CRITICAL)\b|^(?:\w+: )?(?:[Ee]rror|fatal): |\bfailed (?:to|with)\b|^Failed\b|` +
 			`: Failed\. Reason: |\bprocess disappeared\b|` +
-			`\b[Uu]nsuccessful\b`,
+			`\b[Uu]nsuccessful\b|\bstatus['"]?[:=] ?['"]?failed\b|\[E:\w+|\b[Nn]on-zero status code returned\b`,
 		kind: Unknown, fact: signOf(faintReach),
 	},
 }
@@ -326,8 +332,8 @@ func (r *reader) sign(t *text, m *match) {
 	if fact == nil {
 		return
 	}
-	if t.ofKernel() && m.pattern.name != hardwareSign &&
-		(m.pattern.name != codeSign || !ofGPU.MatchString(t.string)) {
+	ofDevice := (m.pattern.name == codeSign || driverCode.MatchString(t.string)) && ofGPU.MatchString(t.string)
+	if t.ofKernel() && m.pattern.name != hardwareSign && !ofDevice {
 		return // the kernel speaks of errors that are none of the job
 	}
 	h := &r.signs
@@ -340,6 +346,9 @@ func (r *reader) sign(t *text, m *match) {
 		Time: t.when(), Uptime: t.uptime, Fact: fact})
 	h.steps = append(h.steps, h.step)
 }
+
+// driverCode is NVIDIA's code for memory of a GPU, or of the host for it, that could not be had.
+var driverCode = lazyregexp.New(`\bNV_ERR_NO_MEMORY\b`)
 
 // ofGPU are words of the kernel's drivers of GPUs, and of memory that is broken.
 var ofGPU = lazyregexp.New(`(?i)\bnvrm\b|\bxid\b|nvidia|amdgpu|habana|\bxe\b|i915|neuron|\becc\b|machine check`)
@@ -438,9 +447,12 @@ var internalError = lazyregexp.New(`(?i)initialization error|unknown error|inter
 // ofKernel is what the kernel says of its own allocations.
 var ofKernel = lazyregexp.New(`page allocation failure|\bvmalloc\b|swiotlb|kworker|slab|order:\d|\bkernel: `)
 
+// neutral are names of code that allocates memory of the host and of devices: ONNX Runtime's arena.
+var neutral = lazyregexp.New(`(?i)\b(?:onnxruntime::\S+|\S*bfc_?arena\S*)`)
+
 // memoryIsMissing returns whose memory an error says is missing, or nil where it does not tell.
 func memoryIsMissing(m *match) Fact {
-	line := m.whole
+	line := neutral.ReplaceAllString(m.whole, "")
 	if !isError(line) || supposes.MatchString(line) || ofKernel.MatchString(line) {
 		return nil
 	}
@@ -449,6 +461,8 @@ func memoryIsMissing(m *match) Fact {
 		requested = sizeOf(cmp.Or(groups[1], groups[2]), 1)
 	}
 	switch {
+	case requested.Beyond: // of no machine
+		return HostAllocationFailed{By: "the program", Requested: requested}
 	case pinWords.MatchString(line):
 		return LockFailed{By: "cudaHostRegister", Requested: requested}
 	case hostFirst.MatchString(line):

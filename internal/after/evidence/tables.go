@@ -3,8 +3,9 @@ package evidence
 // tables are all patterns. Of several in a line, the first counts.
 var tables = [][]pattern{
 	kernelPatterns, frameworkPatterns, gpuPatterns, hostPatterns, batchPatterns, slurmPatterns,
-	launcherPatterns, shellPatterns, counterPatterns, usagePatterns, listingPatterns, containerPatterns, modelPatterns,
-	progressPatterns, missingPatterns, exceptionPatterns, settingPatterns, handledPatterns,
+	launcherPatterns, shellPatterns, counterPatterns, usagePatterns, poolPatterns, listingPatterns,
+	containerPatterns, modelPatterns, progressPatterns, missingPatterns, exceptionPatterns,
+	settingPatterns, handledPatterns,
 	signPatterns,
 }
 

@@ -276,3 +276,42 @@ func (c *trace) see(t *text, line *call) {
 		}
 	}
 }
+
+// threadDump is what Python's faulthandler writes of a SIGBUS: the stack of each thread, the most recent call first.
+type threadDump struct {
+	at      text
+	current bool // the lines are of the thread that got the signal
+	calls   int  // of that thread
+	reads   string
+}
+
+// innermost is how many calls of a stack tell what a thread was doing.
+const innermost = 6
+
+var (
+	threadLine = lazyregexp.New(`^(?:(Current )?[Tt]hread 0x|Stack \(most recent call first|Extension modules|$)`)
+	dumpedCall = lazyregexp.New(`^\s+File "([^"]+)", line \d+,? in (\S+)`)
+	// readsFile are calls that read files through mapped pages: of weights, arrays and tables.
+	readsFile = lazyregexp.New(`safetensors|memmap|\bmmap\b|weight_loader|load_weights|load_state_dict|load_file|` +
+		`safe_open|torch/serialization\.py|pyarrow|datasets/(?:table|arrow_dataset|formatting)|indexed_dataset|\blmdb\b`)
+)
+
+func (d *threadDump) line(_ *reader, t *text) bool {
+	if groups := threadLine.FindStringSubmatch(t.string); groups != nil {
+		d.current = groups[1] != "" || t.string == "" && d.current
+		return true
+	}
+	call := dumpedCall.FindStringSubmatch(t.string)
+	if call == nil {
+		return false
+	}
+	if d.current && d.reads == "" && d.calls < innermost && readsFile.MatchString(call[0]) {
+		d.reads = call[2]
+	}
+	if d.current {
+		d.calls++
+	}
+	return true
+}
+
+func (d *threadDump) end(r *reader) { r.add(&d.at, BusError{Reads: d.reads}) }

@@ -164,7 +164,7 @@ func (s *scene) listedUse(list *evidence.MemoryList) inUse {
 	if list.By == "Ray" {
 		for _, kill := range all[evidence.BatchKill](s.findings) {
 			if kill.fact.By == list.By && kill.fact.Used.Known {
-				return inUse{used: kill.fact.Used.Bytes,
+				return inUse{used: kill.fact.Used.Bytes, shared: s.stored(),
 					rest: "of processes that Ray does not list, and shared memory such as its object store"}
 			}
 		}

@@ -3,8 +3,10 @@ package explain
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -255,5 +257,110 @@ func TestNodeBalance(t *testing.T) {
 	want := map[string]ledger.Bytes{"process 77": 41 * gib, "unexplained": 8 * gib}
 	if e.Cause.Resource != NUMANode || !maps.Equal(held, want) {
 		t.Errorf("%q is held by %v, expected %v", e.Cause.Resource, held, want)
+	}
+}
+
+// TestObjectStore: the memory of Ray's object store is divided by what its account says, with a remainder.
+func TestObjectStore(t *testing.T) {
+	const full = "ray.exceptions.ObjectStoreFullError: Failed to put object ff00 in object store because it is full. " +
+		"Object size is 2726297600 bytes.\n"
+	account := "(raylet) store.cc:513: Plasma store at capacity\n========== Plasma store: =================\n" +
+		"Current usage: 20 / 13 GB\n- num bytes created total: 130191297154\n1 pending objects of total size 2600MB\n" +
+		"- objects in use: 502\n- bytes in use: 19840565680\n\n- objects created by worker: 5\n" +
+		"- bytes created by worker: 11000000000\n- objects restored: 497\n- bytes restored: 8000000000\n" +
+		"- bytes received: 0\n"
+	for name, text := range map[string]string{
+		"account before": account + "\n" + full, "account after": full + account,
+	} {
+		e := explainText(t, text)
+		held := map[string]ledger.Bytes{}
+		for _, h := range e.Holders {
+			held[h.Text] += h.Bytes
+		}
+		want := map[string]ledger.Bytes{"Ray's object store: made by tasks and ray.put": 11e9,
+			"Ray's object store: read back after a spill":          8e9,
+			"in Ray's object store, and of no kind that it counts": 1e9}
+		if e.Cause.Resource != SharedMemory || e.Cause.Detail != evidence.RayStore || !maps.Equal(held, want) {
+			t.Errorf("%s: %q (%s), held by %v", name, e.Cause.Resource, e.Cause.Detail, held)
+		}
+		if len(e.Edits) == 0 || e.Edits[0].Key != "--object-store-memory" || e.Edits[0].From != "12.1 GiB" {
+			t.Errorf("%s: %+v", name, e.Edits)
+		}
+	}
+	e := explainText(t, full+"Plasma memory usage 720 MiB, 90 objects, 36.00% full, 0.0% needed\n")
+	if len(e.Holders) != 1 || e.Holders[0].Bytes != 720<<20 || e.Edits[0].From != "1.95 GiB" {
+		t.Errorf("ray memory: %+v, %+v", e.Holders, e.Edits)
+	}
+	if e := explainText(t, full+" 3.07GiB/9.31GiB object_store_memory\n"); e.Edits[0].From != "9.31 GiB" {
+		t.Errorf("ray status: %+v", e.Edits)
+	}
+}
+
+// TestObjectStoreAmongOthers: Ray's store is a holder of the host's memory, and a full /dev/shm has no room for it.
+func TestObjectStoreAmongOthers(t *testing.T) {
+	e := explainText(t, "ray.exceptions.OutOfMemoryError: 1 worker(s) were killed due to the node running low on "+
+		"memory. Memory on the node (IP: 10.8.1.17, ID: ad89) was 30GB / 31GB (0.96)\n"+
+		"Object store memory usage: [- objects spillable: 0\n- bytes created by worker: 8589934592\n"+
+		"(global lru) capacity: 10737418240\n(global lru) used: 80%]\n"+
+		"Top 10 memory users: PID\tMEM(GB)\tCOMMAND\n6704\t20.0\tray::hungry\n6345\t0.24\tray::idle\n")
+	if !slices.ContainsFunc(e.Holders, func(h Holder) bool {
+		return h.Component == "shared_memory" && h.Bytes == 8*gib
+	}) {
+		t.Errorf("%+v, held by %+v: expected 8 GiB of shared memory", e.Cause, e.Holders)
+	}
+	full := Explain(Inputs{Sources: []*evidence.Source{from("log", evidence.TrainerLog,
+		evidence.SharedMemoryFull{By: evidence.RayStore}, evidence.FileSystem{Mount: "/dev/shm", Size: known(64 * gib),
+			Used: known(64 * gib)})}})
+	if full.Confidence != Certain || full.Cause.Detail != "" {
+		t.Errorf("%+v, %s: expected a full /dev/shm for certain", full.Cause, full.Confidence)
+	}
+}
+
+// TestLockedMemory: the memory that a limit of locked memory allows is divided among those that count against it.
+func TestLockedMemory(t *testing.T) {
+	process := samples.Process{PID: 77, Role: samples.RankProcess, Locked: 2 * gib, Pinned: 3 * gib,
+		LockedLimit: 10 * gib, Proportional: samples.Kinds{Anonymous: 50 * gib}}
+	r := NewRecording("run.jsonl", samples.Record{Start: &samples.Start{Schema: samples.Schema}},
+		samples.Record{Time: time.Second, Sample: &samples.Sample{Processes: []samples.Process{process}}},
+		samples.Record{Time: 2 * time.Second, Output: &samples.Output{Lines: []string{"n1:1:1 [0] ibvwrap.cc:278 " +
+			"NCCL WARN Call to ibv_reg_mr_iova2 of 1073741824 bytes failed with error Cannot allocate memory"}}},
+		samples.Record{Time: 3 * time.Second, End: &samples.End{Ranks: []samples.RankEnd{
+			{PID: 77, ExitCode: 1, Time: 2500 * time.Millisecond}}}})
+	e := Explain(Inputs{Recordings: []*Recording{r}})
+	var held []ledger.Bytes
+	for _, h := range e.Holders {
+		held = append(held, h.Bytes)
+	}
+	if e.Cause.Resource != LockedMemory || !slices.Equal(held, []ledger.Bytes{4 * gib, 3 * gib, 2 * gib}) ||
+		e.Holders[0].Component != "unexplained" {
+		t.Errorf("%+v, held by %+v: expected 4 GiB unexplained, 3 GiB and 2 GiB", e.Cause, e.Holders)
+	}
+	e = explainText(t, "mlock: Cannot allocate memory\nName:\tpython\nVmLck:\t 1048576 kB\nVmPin:\t 0 kB\n")
+	if e.Cause.Resource != LockedMemory || len(e.Holders) != 1 || e.Holders[0].Bytes != gib {
+		t.Errorf("status: %+v, held by %+v", e.Cause, e.Holders)
+	}
+}
+
+// TestPinnedMemory: pinned memory is a part of the shared memory of a rank; what DeepSpeed has not counted remains.
+func TestPinnedMemory(t *testing.T) {
+	lines := []string{"[pinned-memory optimizer] 12.0 GiB pinned across 41 allocations",
+		"RuntimeError: cudaHostRegister failed: out of memory"}
+	process := samples.Process{PID: 77, Role: samples.RankProcess, AddressSpaceLimit: -1,
+		Proportional: samples.Kinds{Anonymous: 50 * gib, Shared: 20 * gib}}
+	recording := func(processes ...samples.Process) *Recording {
+		return NewRecording("run.jsonl", samples.Record{Start: &samples.Start{Schema: samples.Schema}},
+			samples.Record{Time: time.Second, Sample: &samples.Sample{Processes: processes}},
+			samples.Record{Time: 2 * time.Second, Output: &samples.Output{Lines: lines}},
+			samples.Record{Time: 3 * time.Second, End: &samples.End{Ranks: []samples.RankEnd{
+				{PID: 77, ExitCode: 1, Time: 2500 * time.Millisecond}}}})
+	}
+	e := Explain(Inputs{Recordings: []*Recording{recording(process)}})
+	if e.Cause.Detail != pinned || len(e.Holders) != 2 || e.Holders[0].Component != "pinned_by_deepspeed" ||
+		e.Holders[0].Bytes != 12*gib || e.Holders[1].Component != "unexplained" || e.Holders[1].Bytes != 8*gib {
+		t.Errorf("%+v, held by %+v", e.Cause, e.Holders)
+	}
+	e = explainText(t, lines[0]+"\n"+lines[1]+"\n")
+	if len(e.Holders) != 1 || e.Holders[0].Bytes != 12*gib {
+		t.Errorf("without a recording: %+v", e.Holders)
 	}
 }

@@ -18,6 +18,7 @@ var (
 		"the log of each rank in a file of its own shows which rank failed first"}
 	collectRay = Collect{`grep -iE "killed|signal|exit|memory" /tmp/ray/session_latest/logs/raylet.*`,
 		"Ray's log says how the process ended; worker-*.err beside it has what the process printed"}
+	collectStore  = Collect{"ray memory", "who refers to the objects of the store, and how full it is"}
 	collectStacks = Collect{"py-spy dump --pid PID",
 		"the stack of each rank, while the job hangs: the rank that stands elsewhere than the others is the one"}
 	collectSlurm = Collect{"sacct -j JOBID --format=JobID,State,ExitCode,MaxRSS,ReqMem,Timelimit",
@@ -37,6 +38,10 @@ var (
 	collectBacks   = Collect{"PYTHONFAULTHANDLER=1 COMMAND", "Python then prints where it was when the signal came"}
 	collectThreads = Collect{"ulimit -u; cat /sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup)/pids.*",
 		"the limits of the number of processes"}
+	collectFiles = Collect{`ls -l FILES; df -h; journalctl -k --since "1 hour ago" | grep -iE "I/O error|nfs|lustre|ceph"`,
+		"whether the files that were read are whole, and what their disk or network file system said"}
+	collectTask = Collect{`grep -rlE "out of memory" /tmp/ray/session_latest/logs/worker-*`,
+		"the log of the task has PyTorch's error with its sizes"}
 	collectDisk = Collect{"df -h .; df -i .; quota -s", "space, inodes and quota of the file system"}
 )
 
@@ -49,8 +54,14 @@ func (s *scene) collect(top claim, e *Explanation) []Collect {
 		}
 		return list
 	}
+	if top.detail == mapped {
+		list = append(list, collectFiles)
+	}
 	switch top.resource {
 	case GPU:
+		if e, ok := top.at.Fact.(evidence.Exception); ok && e.Type == evidence.RemoteOutOfMemory {
+			list = append(list, collectTask)
+		}
 		list = append(list, collectGPU)
 		if s.shot == nil {
 			list = append(list, collectSnapshot)
@@ -67,6 +78,9 @@ func (s *scene) collect(top claim, e *Explanation) []Collect {
 			list = append(list, collectCounters)
 		}
 	case SharedMemory:
+		if top.detail == evidence.RayStore {
+			list = append(list, collectStore)
+		}
 		list = append(list, collectShared)
 	case LockedMemory:
 		list = append(list, Collect{"ulimit -l", "the limit of locked memory; it is inherited from the shell or the " +

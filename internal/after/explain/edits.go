@@ -51,19 +51,7 @@ func (s *scene) fixedEdits(top claim, phase *ledger.PhaseName) []Edit {
 	case CGroup:
 		return s.groupEdits(top, phase)
 	case SharedMemory:
-		from, to := "", "16g"
-		if _, size := s.sharedMemory(); size > 0 {
-			from = size.String()
-			if size >= 16*ledger.GiB {
-				to = "more"
-			}
-		}
-		return []Edit{
-			edit("--shm-size", from, to,
-				"docker run gives a container 64 MiB of /dev/shm; in Kubernetes mount an emptyDir of medium "+
-					"Memory at /dev/shm"),
-			edit("num_workers", "", "fewer", "every worker of a DataLoader keeps its batches in /dev/shm"),
-		}
+		return s.sharedEdits(top)
 	case LockedMemory:
 		return []Edit{
 			edit("ulimit -l", "", "unlimited",
@@ -108,6 +96,36 @@ func (s *scene) fixedEdits(top claim, phase *ledger.PhaseName) []Edit {
 			"older checkpoints are then deleted; or save to a file system with more space")}
 	}
 	return nil
+}
+
+func (s *scene) sharedEdits(top claim) []Edit {
+	full, _ := top.at.Fact.(evidence.SharedMemoryFull)
+	if top.detail == evidence.RayStore {
+		from := ""
+		if p := s.pool(top); p != nil && p.fact.Size.Known {
+			from = p.fact.Size.String()
+		}
+		return []Edit{
+			edit("--object-store-memory", from, "more", "ray start and ray.init (object_store_memory) set the store's "+
+				"budget apart from shared memory; by default it is 30 % of the node"),
+			edit("objects that are held", "", "fewer", "the store cannot spill an object that a task uses or a "+
+				"variable refers to"),
+		}
+	}
+	from, to := "", "16g"
+	if _, size := s.sharedMemory(); size > 0 {
+		from = size.String()
+		if size >= 16*ledger.GiB {
+			to = "more"
+		}
+	}
+	list := []Edit{edit("--shm-size", from, to, "docker run gives a container 64 MiB of /dev/shm; in Kubernetes "+
+		"mount an emptyDir of medium Memory at /dev/shm")}
+	if full.By != "NCCL" || s.hasLoaders() {
+		list = append(list, edit("num_workers", "", "fewer", "every worker of a DataLoader keeps its batches in "+
+			"/dev/shm"))
+	}
+	return list
 }
 
 func (s *scene) gpuEdits(top claim, phase *ledger.PhaseName) []Edit {

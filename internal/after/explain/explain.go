@@ -230,6 +230,9 @@ func (s *scene) evidence(claims []claim) []Evidence {
 			add(f.Finding)
 		}
 	}
+	if p := s.pool(claims[0]); p != nil {
+		add(p.Finding)
+	}
 	if f := s.fullHost(); f != nil && claims[0].resource == Host {
 		add(*f)
 	}

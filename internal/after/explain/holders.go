@@ -42,6 +42,17 @@ func (s *scene) hostHolders(top claim) []Holder {
 			return list
 		}
 	}
+	if pool := s.pool(top); pool != nil {
+		return poolHolders(pool.fact)
+	}
+	if top.resource == LockedMemory {
+		return s.lockedHolders(top)
+	}
+	if top.detail == pinned {
+		if list := s.pinnedHolders(); list != nil {
+			return list
+		}
+	}
 	recorded := s.recordedHolders(top.resource)
 	if len(recorded) > 0 || top.resource == SharedMemory && s.levels != nil {
 		return s.recordedUse(top.resource).balanced(recorded)

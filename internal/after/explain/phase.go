@@ -2,6 +2,8 @@ package explain
 
 import (
 	"cmp"
+	"slices"
+	"strings"
 
 	"plimsoll/internal/after/evidence"
 	"plimsoll/internal/base/lazyregexp"
@@ -62,4 +64,26 @@ var tags = []struct {
 	{lazyregexp.New(`(?i)before.*step|after backward|in step before|unscale|adam_update`), ledger.Step},
 	{lazyregexp.New(`(?i)initializ|creating fp(16|32) partitions|moving param group`), ledger.Initialize},
 	{lazyregexp.New(`(?i)checkpoint|saving`), ledger.Checkpoint},
+}
+
+// loadsWeights reports whether the first process to end was loading weights, as far as its last lines tell.
+func (s *scene) loadsWeights() bool {
+	if s.witness == nil {
+		return false
+	}
+	at := s.witness.says[0]
+	var last *seen[evidence.Progress]
+	for _, p := range all[evidence.Progress](s.findings) {
+		if p.File == at.File && p.Number <= at.Number {
+			last = &p
+		}
+	}
+	return last != nil && last.fact.Phase == ledger.Load && at.Number-last.Number <= lastOutput &&
+		!strings.Contains(last.Text, "100%")
+}
+
+// readsFiles reports whether the stack of the first process to end shows that it read a file.
+func (s *scene) readsFiles() bool {
+	return s.witness != nil && slices.ContainsFunc(all[evidence.BusError](s.witness.says),
+		func(f seen[evidence.BusError]) bool { return f.fact.Reads != "" })
 }

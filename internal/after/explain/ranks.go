@@ -172,6 +172,24 @@ func (s *scene) order() {
 		}
 	}
 	s.nameWitness()
+	if local := s.localRank(); local != evidence.NoRank && s.witness.rank == evidence.NoRank && s.oneNode() {
+		s.witness.rank = local
+		s.victims = slices.DeleteFunc(s.victims, func(v *death) bool { return v.rank == local })
+	}
+}
+
+// oneNode reports whether the files say that the job has one node, where the number of a rank there is its rank.
+func (s *scene) oneNode() bool {
+	said := false
+	for _, f := range all[evidence.Setting](s.findings) {
+		if f.fact.Name == evidence.Nodes {
+			if f.fact.Value != "1" {
+				return false
+			}
+			said = true
+		}
+	}
+	return said
 }
 
 // deaths returns the end of each process.

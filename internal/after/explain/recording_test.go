@@ -96,3 +96,18 @@ func TestThresholdOfRay(t *testing.T) {
 		t.Errorf("%+v", e.Edits)
 	}
 }
+
+// TestBoundNodes: the memory policy of a rank explains a kill of that rank, and not of another one.
+func TestBoundNodes(t *testing.T) {
+	for ended, want := range map[int]Resource{0: NUMANode, 1: Undetermined} {
+		free := samples.Sample{Node: samples.Node{Memory: 100 * gib, Free: 60 * gib, Available: 60 * gib}}
+		r := recorded(free, samples.RankEnd{Rank: ended, Signal: 9})
+		r.start.Start.Ranks = []samples.BoundRank{{Rank: 1, MemoryPolicy: "preferred", NUMANodes: []int{1}},
+			{Rank: 0, MemoryPolicy: "bind", NUMANodes: []int{0}}}
+		r.start.Start.Counters = []samples.Counter{{Name: "/proc/vmstat oom_kill", Group: "the host"}}
+		r.end.End.Counters = []samples.Counter{{Name: "/proc/vmstat oom_kill", Group: "the host", Kills: 1}}
+		if e := Explain(Inputs{Recordings: []*Recording{r}}); e.Cause.Resource != want {
+			t.Errorf("rank %d: %q, expected %q: %s", ended, e.Cause.Resource, want, e.Cause.Text)
+		}
+	}
+}

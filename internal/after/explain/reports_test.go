@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -157,6 +158,27 @@ func TestLocalRank(t *testing.T) {
 	}
 }
 
+// TestRankOfOneNode: on the only node of a job the number of a rank there is its rank.
+func TestRankOfOneNode(t *testing.T) {
+	failed := "torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -9) local_rank: 3 " +
+		"(pid: 104) of binary: python3\n"
+	for said, one := range map[string]bool{
+		"[INFO] [launch.py:138:main] nnodes=1, num_local_procs=8, node_rank=0\n": true,
+		"+ torchrun --standalone --nproc-per-node 8 train.py\n":                  true,
+		"num_machines: 1\n": true,
+		"llamafactory.cli:143 >> Initializing 8 distributed tasks at: 127.0.0.1:41285\n": true,
+		"llamafactory.cli:143 >> Initializing 8 distributed tasks at: 10.0.0.7:41285\n":  false,
+		"+ torchrun --nnodes=1:4 train.py\n":                                             false,
+		"num_machines: 1\n+ torchrun --nnodes=2 train.py\n":                              false,
+		"for one node set --nnodes=1\n":                                                  false,
+	} {
+		e := explainText(t, said+failed)
+		if (e.Cause.Rank != nil && *e.Cause.Rank == 3) != one || (e.Cause.LocalRank != nil) == one {
+			t.Errorf("%s: rank %v, local rank %v", said, e.Cause.Rank, e.Cause.LocalRank)
+		}
+	}
+}
+
 // TestOtherDaemonsKilled: the kernel's kill of a daemon does not explain an error of the program.
 func TestOtherDaemonsKilled(t *testing.T) {
 	kill := kill("CONSTRAINT_MEMCG")
@@ -166,6 +188,118 @@ func TestOtherDaemonsKilled(t *testing.T) {
 			from("log", evidence.TrainerLog, evidence.Exception{Type: "RuntimeError", Message: "shape is invalid"})}})
 		if e.Cause.Resource != want {
 			t.Errorf("%s: %q, expected %q: %s", name, e.Cause.Resource, want, e.Cause.Text)
+		}
+	}
+}
+
+// TestOwnCall: a rank whose call to its own system failed is the one that lacked something, and one that misses a peer
+// is not.
+func TestOwnCall(t *testing.T) {
+	full := "n1:168:168 [2] shmutils.cc:113 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-Ubz " +
+		"(size 9637888)\n"
+	for error, named := range map[string]bool{
+		"torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, unhandled system error": true,
+		"ncclSystemError: System call (e.g. socket, malloc) failed":                                    true,
+		"ncclRemoteError: A call failed possibly due to a remote process exiting":                      false,
+	} {
+		e := explainText(t, full+"[rank2]: "+error+"\n")
+		if e.Cause.Resource != SharedMemory || (e.Cause.Rank != nil) != named {
+			t.Errorf("%s: %q of rank %v, expected shared memory, and that the rank is named: %v", error,
+				e.Cause.Resource, e.Cause.Rank, named)
+		}
+	}
+}
+
+// TestLocalRankBesideAKill: the rank whose exception a launcher reports is not the process that the kernel killed.
+func TestLocalRankBesideAKill(t *testing.T) {
+	raised := "Traceback (most recent call last):\n  File \"t.py\", line 1, in f\nValueError: no batch\n" +
+		"torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) local_rank: 3 (pid: 104) of " +
+		"binary: python3\n"
+	killed := kill("CONSTRAINT_MEMCG")
+	killed.PID, killed.Name = 1412, "python3"
+	for name, c := range map[string]struct {
+		kernel []*evidence.Source
+		local  bool
+	}{
+		"alone":       {nil, true},
+		"with a kill": {[]*evidence.Source{from("dmesg", evidence.KernelLog, killed)}, false},
+		"with a kill that is counted": {[]*evidence.Source{from("memory.events", evidence.CgroupCounter,
+			events("/job", 1, 1))}, false},
+	} {
+		e := Explain(Inputs{Sources: append(c.kernel, readSource(t, "train.log", []byte(raised)))})
+		said := strings.HasPrefix(e.Cause.Text, "Local rank 3")
+		if (e.Cause.LocalRank != nil) != c.local || said != c.local {
+			t.Errorf("%s: local rank %v: %s", name, e.Cause.LocalRank, e.Cause.Text)
+		}
+	}
+}
+
+// TestLimitOfMacOS: macOS kills for the limit of a process, or as the host is full.
+func TestLimitOfMacOS(t *testing.T) {
+	for reason, want := range map[string]Resource{"per-process-limit": CGroup, "vm-pageshortage": Host} {
+		e := explainText(t, "kernel: memorystatus: killing_specific_process pid 4242 [python3.11] ("+reason+
+			" 100) 30212345KB\n")
+		if e.Cause.Resource != want {
+			t.Errorf("%s: %q, expected %q: %s", reason, e.Cause.Resource, want, e.Cause.Text)
+		}
+	}
+}
+
+// TestBusErrorOfAFile: what the process was doing tells a mapped file from shared memory. Without that a SIGBUS is most
+// likely of /dev/shm.
+func TestBusErrorOfAFile(t *testing.T) {
+	const fatal = "Fatal Python error: Bus error\n\n"
+	other := "Thread 0x00007a11 (most recent call first):\n  File \"/v/safetensors/torch.py\", line 9 in load_file\n\n"
+	current := func(call string) string {
+		return "Current thread 0x00007a12 (most recent call first):\n  File \"/v/x.py\", line 1250 in " + call + "\n"
+	}
+	deep := strings.Replace(current("f"), "in f\n", "in f\n"+strings.Repeat("  File \"/v/x.py\", line 1 in g\n", 6)+
+		"  File \"/v/x.py\", line 2 in load_weights\n", 1)
+	for name, c := range map[string]struct {
+		text string
+		want Resource
+	}{
+		"a loader of weights":  {fatal + other + current("weight_loader"), NotMemory},
+		"another thread loads": {fatal + other + current("_feed"), SharedMemory},
+		"a call far outside":   {fatal + deep, SharedMemory},
+		"no stack":             {"Bus error (core dumped)\n", SharedMemory},
+		"weights are loaded":   {"Loading weights from /lustre/m\nBus error (core dumped)\n", Undetermined},
+		"a task loads weights": {"Loading weights from /m\nsrun: error: n3: task 13: Bus error\n", Undetermined},
+		"weights are being loaded": {"Loading checkpoint shards:  41%|# | 7/17 [00:03<00:05]\nBus error\n",
+			Undetermined},
+		"weights were loaded": {"Loading checkpoint shards: 100%|##| 7/7 [00:03<00:00]\nBus error\n",
+			SharedMemory},
+		"training has gone on": {"Loading weights from /m\nstep 1 loss 2.5\nBus error\n", SharedMemory},
+		"long after the load": {"Loading weights from /m\n" + strings.Repeat("ready\n", 9) + "Bus error\n",
+			SharedMemory},
+	} {
+		e := explainText(t, c.text)
+		if e.Cause.Resource != c.want {
+			t.Errorf("%s: %q, expected %q: %s", name, e.Cause.Resource, c.want, e.Cause.Text)
+		}
+		if slices.Contains(e.Collect, collectFiles) != (c.want != SharedMemory) {
+			t.Errorf("%s: to be collected are %+v", name, e.Collect)
+		}
+	}
+}
+
+// TestTaskOfRay: a task whose error is only named ran out of a GPU's memory, unless Ray has killed a worker, or the
+// error itself is there.
+func TestTaskOfRay(t *testing.T) {
+	task := "ray.exceptions.RayTaskError(OutOfMemoryError): ray::Worker.update_actor() (pid=118, ip=10.130.71.7)\n"
+	for name, c := range map[string]struct {
+		text   string
+		want   Resource
+		detail string
+	}{
+		"named only":          {task, GPU, ""},
+		"with PyTorch's line": {task + full, GPU, "capacity"},
+		"beside a kill": {"(raylet) 2 Workers (tasks / actors) killed due to memory pressure (OOM), 0 crashed\n" +
+			task, Host, ""},
+	} {
+		e := explainText(t, c.text)
+		if e.Cause.Resource != c.want || e.Cause.Detail != c.detail {
+			t.Errorf("%s: %q (%s), expected %q (%s)", name, e.Cause.Resource, e.Cause.Detail, c.want, c.detail)
 		}
 	}
 }

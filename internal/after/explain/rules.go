@@ -206,6 +206,9 @@ var rules = []rule{
 		row[evidence.LockFailed]{nil, LockedMemory, "", Likely, lockText},
 	),
 	table(
+		row[evidence.SharedMemoryFull]{func(s *scene, f evidence.SharedMemoryFull) bool {
+			return f.By == evidence.RayStore && !s.sharedMemoryFull()
+		}, SharedMemory, evidence.RayStore, Likely, storeText},
 		row[evidence.SharedMemoryFull]{func(s *scene, _ evidence.SharedMemoryFull) bool { return s.sharedMemoryFull() },
 			SharedMemory, "", Certain, says[evidence.SharedMemoryFull](sharedText)},
 		row[evidence.SharedMemoryFull]{func(_ *scene,
@@ -273,6 +276,10 @@ var rules = []rule{
 			SharedMemory, "", Certain, says[evidence.BusError](busText)},
 		row[evidence.BusError]{func(s *scene, _ evidence.BusError) bool { return s.sharedMemoryFree() },
 			Undetermined, "", Unknown, says[evidence.BusError]("got SIGBUS while /dev/shm had free memory")},
+		row[evidence.BusError]{func(s *scene, _ evidence.BusError) bool { return s.readsFiles() }, NotMemory, mapped,
+			Likely, says[evidence.BusError](readingText)},
+		row[evidence.BusError]{func(s *scene, _ evidence.BusError) bool { return s.loadsWeights() }, Undetermined,
+			mapped, Unknown, says[evidence.BusError](loadingText)},
 		row[evidence.BusError]{nil, SharedMemory, "", Likely, says[evidence.BusError](bareBusText)},
 	),
 	table(
@@ -308,6 +315,12 @@ var rules = []rule{
 			return mannerOfProcess(f) == faulted && s.sharedMemoryFull()
 		}, SharedMemory, "", Certain, says[evidence.ProcessEnded](busText)},
 		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
+			return mannerOfProcess(f) == faulted && s.readsFiles()
+		}, NotMemory, mapped, Likely, says[evidence.ProcessEnded](readingText)},
+		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
+			return mannerOfProcess(f) == faulted && s.loadsWeights()
+		}, Undetermined, mapped, Unknown, says[evidence.ProcessEnded](loadingText)},
+		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
 			return mannerOfProcess(f) == faulted && !s.sharedMemoryFree()
 		}, SharedMemory, "", Likely, says[evidence.ProcessEnded](bareBusText)},
 		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
@@ -329,14 +342,20 @@ var rules = []rule{
 				"says by whom: a person, a batch system, or a service that frees memory, such as earlyoom")},
 		row[evidence.ProcessEnded]{nil, Undetermined, "", Unknown, endedText},
 	),
-	table(row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool {
-		return lackText.MatchString(e.Message) || lackClass.MatchString(e.Type)
-	},
-		Undetermined, "", Unknown, func(e evidence.Exception) string {
+	table(
+		row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool {
+			return e.Type == evidence.RemoteOutOfMemory
+		}, GPU, "", Likely, says[evidence.Exception]("ran out of GPU memory in a task of Ray: its error is " +
+			"PyTorch's, and the lines with the sizes are not here")},
+		row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool {
+			return lackText.MatchString(e.Message) || lackClass.MatchString(e.Type)
+		}, Undetermined, "", Unknown, func(e evidence.Exception) string {
 			return fmt.Sprintf("ended with %s, whose text speaks of missing memory and not of which", e.Type)
-		}}, row[evidence.Exception]{nil, NotMemory, "", Likely, func(e evidence.Exception) string {
-		return fmt.Sprintf("ended with %s, an error of the program and not of memory", e.Type)
-	}}),
+		}},
+		row[evidence.Exception]{nil, NotMemory, "", Likely, func(e evidence.Exception) string {
+			return fmt.Sprintf("ended with %s, an error of the program and not of memory", e.Type)
+		}},
+	),
 }
 
 const (
@@ -355,6 +374,13 @@ const (
 	// bareBusText is for a process of which nothing says what it had mapped.
 	bareBusText = "got SIGBUS: a mapped page was missing, most likely of shared memory, as /dev/shm was full; " +
 		"a pool of huge pages or a mapped file that was cut are rarer reasons"
+	mapped = "a mapped file"
+	// mappedText is why a page of a file cannot be had.
+	mappedText = "the file was cut or changed meanwhile, its disk is full or fails, or its network file system did " +
+		"not answer"
+	readingText = "got SIGBUS while it read a mapped file, as its stack shows: " + mappedText
+	loadingText = "got SIGBUS while it loaded weights from mapped files: " + mappedText + "; shared memory may have " +
+		"been full, too (/dev/shm)"
 	busText = "got SIGBUS: a page of shared memory could not be allocated, as /dev/shm was full"
 )
 
@@ -486,6 +512,15 @@ func endText(f evidence.BatchEnd) string {
 	return fmt.Sprintf("was ended by %s: %s", f.By, f.Reason)
 }
 
+// storeText says that a store was full that has a budget of its own within shared memory.
+func storeText(f evidence.SharedMemoryFull) string {
+	asked := ""
+	if f.Requested.Known {
+		asked = fmt.Sprintf(" for an object of %v", f.Requested.Bytes)
+	}
+	return fmt.Sprintf("found no room%s in %s, which has a budget of its own (--object-store-memory)", asked, f.By)
+}
+
 func inSharedMemory(path string) bool { return strings.HasPrefix(path, "/dev/shm") }
 
 func reasonHas(f evidence.BatchEnd, words ...string) bool {
@@ -506,7 +541,7 @@ func processText(f evidence.TooManyProcesses) string {
 
 func lockText(f evidence.LockFailed) string {
 	if f.By == "cudaHostRegister" {
-		return "could not pin host memory"
+		return fmt.Sprintf("could not pin %shost memory", amount(f.Requested.Bytes))
 	}
 	return fmt.Sprintf("could not lock %smemory (%s)", amount(f.Requested.Bytes), f.By)
 }

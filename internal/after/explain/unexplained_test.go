@@ -18,8 +18,14 @@ const twoSteps = "step 10 loss 1.91\nstep 20 loss 1.88\n"
 // on, has dealt with it, or a launcher says that it ended well.
 func TestNoneNeedsEvidence(t *testing.T) {
 	for text, want := range map[string]Resource{
-		"frobnicator.FrobError: the tape is torn\n":                                    Undetermined,
-		"FATAL: cannot go on\n":                                                        Undetermined,
+		"frobnicator.FrobError: the tape is torn\n":                                Undetermined,
+		"FATAL: cannot go on\n":                                                    Undetermined,
+		"distributed.scheduler.KilledWorker: Attempted to run task on 4 workers\n": Undetermined,
+		"google.api_core.exceptions.ServiceUnavailable: 503 failed to connect\n":   Undetermined,
+		"StopIteration\n": Undetermined,
+		"[ONNXRuntimeError] : 1 : FAIL : Load model failed\n":                          Undetermined,
+		"onnx runtime error 2: not enough space: expected 3, got 2\n":                  Undetermined,
+		"loading my.errors.Table: done\n":                                              None,
 		"returned XYZ_STATUS_EXEC_FAILED\n":                                            Undetermined,
 		" 41%|####      | 41/100 [00:12<00:20,  3.10it/s]Killed\n":                     Undetermined,
 		"FATAL: cannot go on\nstep 30 loss 1.8\nstep 40 loss 1.7\n":                    None,
@@ -198,5 +204,47 @@ func TestAccountedHolders(t *testing.T) {
 	want := []Holder{{"step 812.0", 3 << 10, "the largest task when Slurm last sampled it"}}
 	if e.Cause.Resource != CGroup || !slices.Equal(e.Holders, want) {
 		t.Errorf("%q, %v, want %v", e.Cause.Resource, e.Holders, want)
+	}
+}
+
+// TestSupposesBySentence: words such as "may" take the weight from their own sentence, and not from an error beside it.
+func TestSupposesBySentence(t *testing.T) {
+	for line, want := range map[string]Resource{
+		"Check failed: slots > 0. This may be a bug of the loader":              Undetermined,
+		"Earlier steps may be slow. Check failed: slots > 0":                    Undetermined,
+		"Check failed: slots > 0 may be printed by the loader":                  None,
+		"RuntimeError: CUDA error: misaligned address. Kernels may run late":    NotMemory,
+		"CUDA error: misaligned address may be reported by some other API call": None,
+	} {
+		if e := explainText(t, twoSteps+line+"\n"); e.Cause.Resource != want {
+			t.Errorf("%s: %q, expected %q: %s", line, e.Cause.Resource, want, e.Cause.Text)
+		}
+	}
+}
+
+// TestHardwareInTheKernelsLog: what the kernel says of hardware that fails counts, and its other errors do not.
+func TestHardwareInTheKernelsLog(t *testing.T) {
+	for line, want := range map[string]Resource{
+		"blk_update_request: I/O error, dev nvme0n1, sector 1843200": Undetermined,
+		"amdgpu 0000:c1:00.0: amdgpu: GPU reset begin!":              Undetermined,
+		"snd_hda_intel: FATAL: no codec":                             None,
+	} {
+		e := Explain(Inputs{Sources: []*evidence.Source{readSource(t, "dmesg", []byte("[ 1843.308145] "+line+"\n"))}})
+		if e.Cause.Resource != want {
+			t.Errorf("%s: %q, expected %q: %s", line, e.Cause.Resource, want, e.Cause.Text)
+		}
+	}
+}
+
+// TestMemoryOfADriver: the kernel's driver of a GPU that lacks memory tells of a failure, and not whose memory it was.
+func TestMemoryOfADriver(t *testing.T) {
+	const head = "Aug 12 10:11:12 spark-1 kernel: "
+	for line, want := range map[string]Resource{
+		"NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x51)": Undetermined,
+		"snd_hda_intel: Check failed: out of memory":                                        None,
+	} {
+		if e := explainText(t, head+line+"\n"); e.Cause.Resource != want {
+			t.Errorf("%s: %q, expected %q: %s", line, e.Cause.Resource, want, e.Cause.Text)
+		}
 	}
 }
