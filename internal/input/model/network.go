@@ -147,6 +147,7 @@ type Block struct {
 	AfterAttention   Norm // Gemma 2 also normalises the outputs of both halves
 	AfterFeedForward Norm
 	Attention        Attention
+	Beside           *Attention // of the same input; the outputs of both are added
 	Cross            *Attention // to the encoder's output
 	FeedForward      FeedForward
 	Dropout          float64 // of the outputs of both halves
@@ -199,6 +200,9 @@ type Attention struct {
 	// ScalesQueries reports whether queries are multiplied by numbers of their
 	// positions.
 	ScalesQueries bool
+	// ScalesKeys reports whether a constant multiplies keys (Falcon-H1, which multiplies the input and the output of
+	// the attention, too).
+	ScalesKeys bool
 	// ByHead reports whether queries, keys and values are copied so that the numbers of a head lie together. So does
 	// the output of a fused kernel, which is copied back.
 	ByHead bool
@@ -216,7 +220,15 @@ type Attention struct {
 	Window  int64 // tokens that a token attends to; 0 = all before it
 	Latent  *Latent
 	Delta   *Delta
+	Scan    *Scan
+	Short   *ShortConvolution
 }
+
+// Computes reports whether there is such a half of the block.
+func (a *Attention) Computes() bool { return a.Output != "" }
+
+// Recurrent reports whether a state goes from token to token, instead of scores of pairs of tokens.
+func (a *Attention) Recurrent() bool { return a.Delta != nil || a.Scan != nil || a.Short != nil }
 
 // Latent is DeepSeek's replacement for Query, Key and Value.
 type Latent struct {
@@ -242,6 +254,31 @@ type Delta struct {
 	KeyWidth, ValueWidth int64
 }
 
+// Convolution is one of every channel along the sequence. A token sees itself and those before it.
+type Convolution struct {
+	Path             string
+	Channels, Kernel int64
+}
+
+// Scan is a selective state space (Mamba 2).
+type Scan struct {
+	Path        string // the module with the decay, the skip and the bias of the steps
+	Project     string // to the gate, the channels of the convolution and the steps
+	Convolution Convolution
+	Activation  string // after the convolution
+	Norm        Norm   // by groups, of the gated result
+	GatesLast   bool   // the gate comes after the norm
+	// ScalesInput reports whether constants multiply the input and the projection.
+	ScalesInput                        bool
+	Heads, Width, Groups, State, Chunk int64
+}
+
+// ShortConvolution is a convolution between two gates (LFM2).
+type ShortConvolution struct {
+	Project     string // to both gates and the channels
+	Convolution Convolution
+}
+
 // FeedForward is the second half of a block.
 type FeedForward struct {
 	Gate       string // empty: Up and Down only
@@ -255,8 +292,13 @@ type FeedForward struct {
 	Alphas     string  // the module with the activation's parameters (xIELU)
 	// OutputDropout comes after the network, if the block has none.
 	OutputDropout float64
-	Mixture       *Mixture
+	// Scales reports whether constants multiply the gate and the result.
+	Scales  bool
+	Mixture *Mixture
 }
+
+// Computes reports whether there is such a half of the block.
+func (f *FeedForward) Computes() bool { return f.Down != "" || f.Mixture != nil }
 
 // Mixture is a mixture of experts. Every token passes Chosen of the experts and
 // the shared ones.
@@ -379,12 +421,20 @@ func (n *Network) Linears() []string {
 			add(d.Project, d.OutputGate)
 			add(d.Gates...)
 		}
+		if a.Scan != nil {
+			add(a.Scan.Project)
+		}
+		if a.Short != nil {
+			add(a.Short.Project)
+		}
 		add(a.Output)
 	}
 	block := func(b *Block) {
 		attention(&b.Attention)
-		if b.Cross != nil {
-			attention(b.Cross)
+		for _, a := range []*Attention{b.Beside, b.Cross} {
+			if a != nil {
+				attention(a)
+			}
 		}
 		feedForward(&b.FeedForward)
 		if m := b.FeedForward.Mixture; m != nil {

@@ -19,8 +19,13 @@ func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd
 		if source != x {
 			of = p.gather(source)
 		}
-		if a.Delta != nil {
+		switch {
+		case a.Delta != nil:
 			return p.scatter(p.delta(a, whole))
+		case a.Scan != nil:
+			return p.scatter(p.scanned(a, whole))
+		case a.Short != nil:
+			return p.scatter(p.shortConvolution(a, whole))
 		}
 		q, k, v, gate := p.project(a, whole, of)
 		// A cache of latents is as large as they are, and holds nothing more.
@@ -126,6 +131,9 @@ func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v,
 			q, gate = parts[0], parts[1]
 		}
 		k = p.linear(a.Key, source, keys)
+		if a.ScalesKeys {
+			k = p.follow(k, p.unary(k, k.DType, saveNothing))
+		}
 		v = p.linear(a.Value, source, values)
 		if p.FusedQKV {
 			q, k, v = p.join(q, k, v)

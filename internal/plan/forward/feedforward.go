@@ -46,6 +46,9 @@ func (p *pass) dense(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor 
 			h = p.gated(f.Activation, parts[0], parts[1])
 			p.Drop(parts...)
 		case f.Gate != "":
+			if f.Scales {
+				return p.scaledGate(f, x, inner)
+			}
 			gate := p.linear(f.Gate, x, inner)
 			if p.Compile || p.Liger {
 				up := p.linear(f.Up, x, inner)
@@ -68,6 +71,17 @@ func (p *pass) dense(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor 
 		h = p.dropout(h, f.Dropout)
 		return p.linear(f.Down, h, cmp.Or(f.Width, p.network.Hidden))
 	})
+}
+
+// scaledGate runs a gated network whose gate and result are multiplied by constants. Values come first.
+func (p *pass) scaledGate(f *model.FeedForward, x *autograd.Tensor, inner int64) *autograd.Tensor {
+	up, gate := p.linear(f.Up, x, inner), p.linear(f.Gate, x, inner)
+	gate = p.follow(gate, p.unary(gate, gate.DType, saveNothing))
+	active := p.follow(gate, p.activate(f.Activation, gate))
+	h := p.multiply(up, active)
+	p.Drop(up, active)
+	y := p.follow(h, p.linear(f.Down, h, p.network.Hidden))
+	return p.follow(y, p.unary(y, y.DType, saveNothing))
 }
 
 // gated multiplies the activated gate with the values. Fused, it saves only the

@@ -370,17 +370,37 @@ func (p *pass) limited(b *model.Block, x *autograd.Tensor) *autograd.Tensor {
 }
 
 func (p *pass) preNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {
-	h := p.half(b, b.AttentionNorm, b.AfterAttention, x, func(h *autograd.Tensor) *autograd.Tensor {
-		return p.scaled(b.AttentionScale, p.attention(s, &b.Attention, h, h))
-	})
+	h := x
+	if b.Attention.Computes() {
+		h = p.half(b, b.AttentionNorm, b.AfterAttention, x, func(h *autograd.Tensor) *autograd.Tensor {
+			return p.scaled(b.AttentionScale, p.beside(b, h, p.attention(s, &b.Attention, h, h), s))
+		})
+	}
 	if b.Cross != nil {
 		h = p.follow(h, p.half(b, b.CrossNorm, model.Norm{}, h, func(h *autograd.Tensor) *autograd.Tensor {
 			return p.attention(s, b.Cross, h, p.encoded)
 		}))
 	}
+	if !b.FeedForward.Computes() {
+		return h
+	}
 	return p.half(b, b.FeedForwardNorm, b.AfterFeedForward, h, func(h *autograd.Tensor) *autograd.Tensor {
 		return p.scaled(b.FeedForwardScale, p.feedForward(&b.FeedForward, h))
 	})
+}
+
+// beside adds what runs beside the attention, of the same input. Constants multiply both, and the input of the second.
+func (p *pass) beside(b *model.Block, x, made *autograd.Tensor, s *model.Stack) *autograd.Tensor {
+	if b.Beside == nil {
+		return made
+	}
+	made = p.follow(made, p.unary(made, made.DType, saveNothing))
+	scaled := p.unary(x, x.DType, saveNothing)
+	other := p.attention(s, b.Beside, scaled, scaled)
+	p.Drop(scaled)
+	other = p.follow(other, p.unary(other, other.DType, saveNothing))
+	sum := p.add(made, other)
+	return sum
 }
 
 // scaled multiplies the output of half a block by a parameter, if there is one.
