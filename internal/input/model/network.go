@@ -83,6 +83,8 @@ type Head struct {
 	Soft bool
 	// Scaled reports whether the logits are multiplied by a constant.
 	Scaled bool
+	// Wide reports whether the class upcasts the logits itself, and keeps no others.
+	Wide bool
 	// AddsBuffer reports whether a buffer in the type of the weights is added to the
 	// logits.
 	AddsBuffer bool

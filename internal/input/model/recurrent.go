@@ -282,6 +282,7 @@ func nemotronH(s scope) {
 	kinds := s.nemotronLayers()
 	body.blocks(stack, "layers", int64(len(kinds)), func(block scope, index int64, b *Block) {
 		norm := block.norm("norm", hidden)
+		norm.Kind = RMSNormF32
 		mixer, bias := block.in("mixer"), s.flagOr(false, "mlp_bias")
 		switch kinds[index] {
 		case "mamba", "linear_attention":
@@ -304,7 +305,9 @@ func nemotronH(s scope) {
 		}
 	})
 	stack.FinalNorm = body.norm("norm_f", hidden)
+	stack.FinalNorm.Kind = RMSNormF32
 	s.head("lm_head", hidden, vocabulary, false, "backbone.embeddings.weight")
+	s.network.Head.Wide = true
 }
 
 // nemotronLayers returns the types of the layers: a list, or a text with a

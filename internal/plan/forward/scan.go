@@ -104,15 +104,21 @@ func (p *pass) scan(s *model.Scan, x, b, c, steps, decay *autograd.Tensor) *auto
 			Outputs: []autograd.Output{{Elements: elements, DType: x.DType}}})[0]
 	}
 	copied := func(x *autograd.Tensor) *autograd.Tensor { return p.unary(x, x.DType, saveNothing) }
-	// stacked lays matrices of heads one behind the other.
-	stacked := copied
-	if p.Batch*chunks == 1 {
-		stacked = func(x *autograd.Tensor) *autograd.Tensor { return x }
+	// stack lays matrices of heads one behind the other, if it has to copy them for that.
+	stack := func(x *autograd.Tensor, copies bool) *autograd.Tensor {
+		if !copies {
+			return x
+		}
+		return copied(x)
 	}
-	product := func(a, b *autograd.Tensor, elements int64) *autograd.Tensor {
-		r := p.matmul(a, b, elements)
+	product := func(a, b *autograd.Tensor, elements int64, copiesA, copiesB bool) *autograd.Tensor {
+		of, with := stack(a, copiesA), stack(b, copiesB)
+		r := p.matmul(of, with, elements)
+		p.dropCasts(a, of, b, with)
 		return r
 	}
+	// Rows of b and c lie token by token, and values channel by channel.
+	tokens, values := p.Batch*chunks > 1, chunks > 1
 	y := p.Scope(func() *autograd.Tensor {
 		dt := p.add(steps, p.cast(p.parameter(s.Path+".dt_bias").Tensor(), steps.DType))
 		dt = p.follow(dt, p.unary(p.cast(dt, p.wide(dt)), p.wide(dt), saveInput))
@@ -124,7 +130,9 @@ func (p *pass) scan(s *model.Scan, x, b, c, steps, decay *autograd.Tensor) *auto
 			return wide(narrow, x.Elements/s.Groups*s.Heads)
 		}
 		b, c := repeated(b), repeated(c)
-		residual := p.multiply(p.parameter(s.Path+".D").Tensor(), wide(float, rows*s.Width))
+		padded := wide(float, rows*s.Width)
+		residual := p.multiply(p.parameter(s.Path+".D").Tensor(), padded)
+		p.Drop(padded)
 		timed := p.multiply(float, p.cast(dt, dtype.F32))
 		decays := p.multiply(decay, p.cast(dt, dtype.F32))
 		before := []*autograd.Tensor{timed, decays, b, c}
@@ -134,23 +142,22 @@ func (p *pass) scan(s *model.Scan, x, b, c, steps, decay *autograd.Tensor) *auto
 
 		sums := copied(decays) // cumulative
 		within := p.pairs(decays, s.Chunk)
-		scores := product(stacked(c), stacked(b), rows*s.Chunk)
+		scores := product(c, b, rows*s.Chunk, tokens, tokens)
 		weights := p.multiply(scores, within)
-		own := product(weights, stacked(timed), rows*s.Width)
+		own := product(weights, timed, rows*s.Width, false, values)
 
 		left := p.unary(copied(sums), dtype.F32, saveOutput)
 		decayed := p.multiply(b, left)
 		state := p.Batch * chunks * s.Heads * s.Width * s.State
-		made := product(stacked(decayed), stacked(timed), state)
+		made := product(decayed, timed, state, tokens, values)
 		first := p.New(state/chunks, made.DType)
 		made = p.follow(made, wide(made, state+first.Elements))
 		across := p.pairs(wide(sums, p.Batch*s.Heads*(chunks+1)), chunks+1)
-		if p.Batch > 1 {
-			made = copied(made)
-		}
-		passed := product(across, made, state+first.Elements)
+		passed := product(across, made, state+first.Elements, false, p.Batch > 1)
+		p.Drop(made)
 		started := p.unary(sums, dtype.F32, saveOutput)
-		carried := product(stacked(c), stacked(p.view(passed, state)), rows*s.Width)
+		last := p.view(passed, state)
+		carried := product(c, last, rows*s.Width, tokens, chunks > 1)
 		other := p.multiply(carried, started)
 		sum := p.add(own, other)
 		sum = p.follow(sum, copied(sum))
