@@ -1,6 +1,9 @@
 package model
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // Network is how a model computes, as far as it affects the memory of
 // activations. Modules are named by their paths: the weight of a linear module
@@ -23,6 +26,8 @@ type Network struct {
 	RouterLoss bool
 	// Masks are the bytes of the masks that modules keep, one for each pair of positions that the model knows.
 	Masks int64
+	// Body is the module of everything but the head, and HeldBody its name in transformers 5, if that is another.
+	Body, HeldBody string
 	// Opaque stands for operations that are unknown; nil if they are known.
 	Opaque *Opaque
 }
@@ -347,6 +352,10 @@ type Mixture struct {
 	// Correction is a parameter that is added to the scores before the choice. No
 	// gradient trains it.
 	Correction string
+	// Ungated reports whether experts have two projections: GateUp is then the first of them.
+	Ungated bool
+	// Narrow and Widen are projections before and after the experts, which compute in a width of their own.
+	Narrow, Widen string
 	// Clamped reports whether the two halves of the product are limited, and the
 	// gate multiplied before its sigmoid (gpt-oss).
 	Clamped bool
@@ -363,6 +372,9 @@ const (
 	SoftmaxCorrected                // SoftmaxOfAll with a correction that takes part in the choice
 	SigmoidOfChosen                 // a sigmoid of every logit, of which the others are none; all experts compute
 )
+
+// Width returns the width of the experts' inputs and results.
+func (m *Mixture) Width(hidden int64) int64 { return cmp.Or(m.Experts[0].Width, hidden) }
 
 // Fused reports whether the experts share parameters and have no modules of
 // their own.
@@ -446,6 +458,7 @@ func (n *Network) Linears() []string {
 			for i := range m.Experts {
 				feedForward(&m.Experts[i])
 			}
+			add(m.Narrow, m.Widen)
 			if m.Shared != nil {
 				feedForward(m.Shared)
 				add(m.SharedGate)
@@ -487,7 +500,7 @@ func (n *Network) Undivided() map[string]bool {
 			attention(b.Cross)
 		}
 		if m := b.FeedForward.Mixture; m != nil {
-			whole[m.Router], whole[m.SharedGate] = true, true
+			whole[m.Router], whole[m.SharedGate], whole[m.Narrow], whole[m.Widen] = true, true, true, true
 		}
 	}
 	for _, t := range n.Towers {

@@ -35,7 +35,7 @@ func lfm2(feedForward func(s scope, index int64) FeedForward) func(scope) {
 				short.Project = c.linear("in_proj", hidden, 3*hidden, bias)
 				b.Attention = Attention{Short: short, Output: c.linear("out_proj", hidden, hidden, bias)}
 			}
-			b.FeedForward = feedForward(block.in("feed_forward"), index)
+			b.FeedForward = feedForward(block, index)
 			b.AttentionNorm = block.norm("operator_norm", hidden)
 			b.FeedForwardNorm = block.norm("ffn_norm", hidden)
 		})(s)
@@ -60,30 +60,26 @@ func (s scope) lfm2Attentive(index int64) bool {
 
 // lfm2Dense adds a gated network whose width is two thirds of the file's, scaled and
 // rounded up.
-func lfm2Dense(s scope, _ int64) FeedForward {
-	inner := s.size("block_ff_dim", "intermediate_size")
-	if s.flagOr(true, "block_auto_adjust_ff_dim") {
+func lfm2Dense(block scope, _ int64) FeedForward {
+	inner := block.size("block_ff_dim", "intermediate_size")
+	if block.flagOr(true, "block_auto_adjust_ff_dim") {
 		inner = 2 * inner / 3
-		if v, ok := s.take(strict.Number(), "block_ffn_dim_multiplier"); ok {
+		if v, ok := block.take(strict.Number(), "block_ffn_dim_multiplier"); ok {
 			inner = int64(v.Number * float64(inner))
 		}
-		multiple := s.sizeOr(256, "block_multiple_of")
+		multiple := block.sizeOr(256, "block_multiple_of")
 		inner = (inner + multiple - 1) / multiple * multiple
 	}
-	return threeProjections(s, inner)
+	return threeProjections(block.in("feed_forward"), inner)
 }
 
 // lfm2Sparse adds experts after the dense layers.
-func lfm2Sparse(s scope, index int64) FeedForward {
-	if index < s.countOr(2, "num_dense_layers") {
-		return threeProjections(s, s.size("intermediate_size"))
+func lfm2Sparse(block scope, index int64) FeedForward {
+	if index < block.countOr(2, "num_dense_layers") {
+		return threeProjections(block.in("feed_forward"), block.size("intermediate_size"))
 	}
-	s.withoutOperations()
-	s.refuseRouterLoss()
-	inner, count := s.size("moe_intermediate_size"), s.size("num_experts")
-	s.repeat("experts", count, func(expert scope, _ int64) { threeProjections(expert, inner) })
-	s.linear("gate", s.size("hidden_size"), count, false)
-	return FeedForward{}
+	return experts{module: "feed_forward", held: "feed_forward", names: mixtralNames, chosen: 4, routing: SigmoidOfAll,
+		normalized: setting{"norm_topk_prob", true}, rescaled: true}.describe(block)
 }
 
 // threeProjections adds a gated network with the names of Meta's Llama.

@@ -298,8 +298,7 @@ func nemotronH(s scope) {
 			b.FeedForward = upAndDown("up_proj", "down_proj")(mixer, s.size("intermediate_size"), bias)
 			b.FeedForward.Activation = s.textOr("relu2", "mlp_hidden_act")
 		case "moe":
-			s.withoutOperations()
-			nemotronExperts(mixer, bias)
+			b.FeedForwardNorm, b.FeedForward = norm, nemotronExperts(block, bias)
 		default:
 			s.fail(0, "", `the layers have type %q: expected "mamba", "attention", "mlp" or "moe"`, kinds[index])
 		}
@@ -307,7 +306,7 @@ func nemotronH(s scope) {
 	stack.FinalNorm = body.norm("norm_f", hidden)
 	stack.FinalNorm.Kind = RMSNormF32
 	s.head("lm_head", hidden, vocabulary, false, "backbone.embeddings.weight")
-	s.network.Head.Wide = true
+	s.network.Head.Wide, s.network.Body, s.network.HeldBody = true, "backbone", "model"
 }
 
 // nemotronLayers returns the types of the layers: a list, or a text with a
@@ -339,20 +338,29 @@ func (s scope) nemotronLayers() []string {
 
 // nemotronExperts adds experts of two projections, which may compute in a latent
 // space.
-func nemotronExperts(s scope, bias bool) {
+func nemotronExperts(block scope, bias bool) FeedForward {
+	s := block.in("mixer")
 	hidden, inner := s.size("hidden_size"), s.size("moe_intermediate_size")
 	count, width := s.size("n_routed_experts", "num_local_experts"), s.sizeOr(hidden, "moe_latent_size")
+	activation := s.textOr("relu2", "mlp_hidden_act")
 	s.refuseRouterLoss()
+	m := &Mixture{Path: block.module("mixer"), Ungated: true, Routing: SigmoidOfAll, WideRouter: true, Rescaled: true,
+		WideWeights: true, Normalized: s.flagOr(true, "norm_topk_prob"),
+		Chosen: min(count, s.sizeOr(2, "num_experts_per_tok"))}
 	s.repeat("experts", count, func(expert scope, _ int64) {
-		expert.linear("up_proj", width, inner, false)
-		expert.linear("down_proj", inner, width, false)
+		m.Experts = append(m.Experts, FeedForward{Up: expert.linear("up_proj", width, inner, false),
+			Down: expert.linear("down_proj", inner, width, false), Inner: inner, Width: width, Activation: activation})
 	})
-	s.linear("gate", hidden, count, false)
-	upAndDown("up_proj", "down_proj")(s.in("shared_experts"), s.size("moe_shared_expert_intermediate_size"), bias)
+	m.Router = s.linear("gate", hidden, count, false)
+	shared := upAndDown("up_proj", "down_proj")(s.in("shared_experts"),
+		s.size("moe_shared_expert_intermediate_size"), bias)
+	shared.Activation = activation
+	m.Shared = &shared
 	if width != hidden {
-		s.linear("fc1_latent_proj", hidden, width, bias)
-		s.linear("fc2_latent_proj", width, hidden, bias)
+		m.Narrow, m.Widen = s.linear("fc1_latent_proj", hidden, width, bias),
+			s.linear("fc2_latent_proj", width, hidden, bias)
 	}
+	return FeedForward{Mixture: m}
 }
 
 // rwkv is RWKV 4.

@@ -186,7 +186,10 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 		shared = p.shared(m, x)
 	}
 	weights := p.route(m, x)
-	var y *autograd.Tensor
+	input, y := x, (*autograd.Tensor)(nil)
+	if m.Narrow != "" {
+		x = p.linear(m.Narrow, x, m.Width(p.network.Hidden))
+	}
 	if m.Hosted {
 		y = p.hostedExperts(m, x, weights)
 		p.Drop(weights)
@@ -199,7 +202,11 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 		})
 	}
 	y = p.follow(y, p.cast(y, x.DType))
-
+	if m.Widen != "" {
+		p.Drop(x)
+		y = p.follow(y, p.linear(m.Widen, y, p.network.Hidden))
+	}
+	x = input
 	if m.Shared != nil {
 		if shared == nil {
 			shared = p.shared(m, x)
@@ -213,7 +220,7 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 
 // weighed runs the module of the experts: each on its tokens, and the sum of their weighed results for each token.
 func (p *pass) weighed(m *model.Mixture, x, weights *autograd.Tensor) *autograd.Tensor {
-	hidden := p.network.Hidden
+	hidden := m.Width(p.network.Hidden)
 	chosen := x.Elements / hidden * m.Chosen
 	var order, rows, back *autograd.Tensor
 	if m.Fused() { // sorted by expert, and back
@@ -397,6 +404,16 @@ func (p *pass) experts(m *model.Mixture, taken, order *autograd.Tensor) *autogra
 	if m.Clamped {
 		return p.clamped(m, taken, order, inner)
 	}
+	width := m.Width(p.network.Hidden)
+	if m.Ungated {
+		up := weights.Up
+		if m.Fused() {
+			up = weights.GateUp
+		}
+		h := p.grouped(up, taken, width, inner)
+		h = p.follow(h, p.activate(m.Experts[0].Activation, h))
+		return p.follow(h, p.grouped(weights.Down, h, inner, width))
+	}
 	gate, up := p.gateAndUp(m, taken, inner)
 	if !m.Fused() {
 		p.Drop(taken)
@@ -404,7 +421,7 @@ func (p *pass) experts(m *model.Mixture, taken, order *autograd.Tensor) *autogra
 	active := p.follow(gate, p.activate(m.Experts[0].Activation, gate))
 	h := p.multiply(active, up)
 	p.Drop(active, up)
-	return p.follow(h, p.grouped(weights.Down, h, inner, p.network.Hidden))
+	return p.follow(h, p.grouped(weights.Down, h, inner, width))
 }
 
 func (p *pass) gateAndUp(m *model.Mixture, taken *autograd.Tensor, inner int64) (gate, up *autograd.Tensor) {
