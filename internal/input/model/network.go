@@ -255,7 +255,8 @@ type Delta struct {
 	Project              string // to queries, keys and values, and the output gate
 	OutputGate           string // a projection of its own (Qwen3.5), or empty
 	Gates                []string
-	Convolution          string
+	Path                 string // the module with the decay and the bias of its steps
+	Convolution          Convolution
 	Norm                 Norm
 	KeyHeads, ValueHeads int64
 	KeyWidth, ValueWidth int64

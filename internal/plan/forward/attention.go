@@ -459,56 +459,6 @@ func (p *pass) latent(a *model.Attention, x *autograd.Tensor) (q, k, v *autograd
 	return q, k, keyValue[1]
 }
 
-// delta runs linear attention with the gated delta rule, as transformers does
-// without the kernels of flash-linear-attention: in fp32, in chunks of 64 tokens,
-// with one state for each head and chunk. Tensor parallelism shards the
-// projections only and gathers their outputs (colwise_gather_output in
-// transformers' tensor-parallel plan).
-func (p *pass) delta(a *model.Attention, x *autograd.Tensor) *autograd.Tensor {
-	d := a.Delta
-	tokens := x.Elements / p.network.Hidden
-	keys, values := d.KeyHeads*d.KeyWidth, d.ValueHeads*d.ValueWidth
-	var joined, outputGate *autograd.Tensor
-	if d.OutputGate == "" {
-		projected := p.together(d.Project, x, 2*keys+2*values)
-		parts := p.split(projected, 2*keys+values, values)
-		joined, outputGate = p.follow(parts[0], p.unary(parts[0], projected.DType, saveNothing)), parts[1]
-		p.Drop(projected)
-	} else {
-		joined, outputGate = p.together(d.Project, x, 2*keys+values), p.together(d.OutputGate, x, values)
-	}
-	gates := make([]*autograd.Tensor, len(d.Gates))
-	for i, gate := range d.Gates {
-		gates[i] = p.together(gate, x, 2*d.ValueHeads/int64(len(d.Gates)))
-	}
-	convolution, narrow := p.parameter(d.Convolution+".weight"), joined.DType
-	mixed := p.follow(joined, p.Do(autograd.Operation{Inputs: []*autograd.Tensor{joined, convolution.Tensor()},
-		Saved:   []*autograd.Tensor{joined},
-		Outputs: []autograd.Output{{Elements: joined.Elements, DType: narrow}}})[0])
-	mixed = p.follow(mixed, p.unary(mixed, mixed.DType, saveInput))
-	// In fp32: queries, keys and values with padding, scaled and solved for; five
-	// matrices of a chunk's pairs; eight numbers for each token.
-	const chunk = 64
-	wide := tokens * d.ValueHeads * (8*d.KeyWidth + 3*d.ValueWidth + 5*chunk + 8)
-	states := tokens / chunk * d.ValueHeads * d.KeyWidth * d.ValueWidth
-	r := p.Do(autograd.Operation{
-		Inputs: append([]*autograd.Tensor{mixed}, gates...),
-		Outputs: []autograd.Output{
-			{Elements: tokens * values, DType: narrow},
-			{Elements: wide + states, DType: dtype.F32, Saved: true},
-		},
-	})
-	p.Drop(r[1], mixed)
-	p.Drop(gates...)
-	normed := p.follow(r[0], p.norm(d.Norm, r[0]))
-	gate := p.follow(outputGate, p.cast(outputGate, dtype.F32))
-	gate = p.follow(gate, p.unary(gate, dtype.F32, saveInput))
-	gated := p.multiply(normed, gate)
-	p.Drop(normed, gate)
-	gated = p.follow(gated, p.cast(gated, narrow))
-	return p.together(a.Output, gated, p.network.Hidden)
-}
-
 // together runs a linear module whose outputs are sharded among ranks, and gathers
 // the outputs.
 func (p *pass) together(path string, x *autograd.Tensor, out int64) *autograd.Tensor {
