@@ -396,6 +396,11 @@ func (n *Network) Blocks() []Block {
 	return blocks
 }
 
+// Recurrent reports whether there are layers that pass a state from token to token.
+func (n *Network) Recurrent() bool {
+	return slices.ContainsFunc(n.Blocks(), func(b Block) bool { return b.Attention.Recurrent() })
+}
+
 // Sound returns what the encoder of a network hears, or nil if it reads no sound.
 func (n *Network) Sound() *Sound {
 	if len(n.Stacks) == 0 {
@@ -493,6 +498,12 @@ func (n *Network) Undivided() map[string]bool {
 	attention := func(a *Attention) {
 		if l := a.Latent; l != nil {
 			whole[l.QueryDown], whole[l.Down] = true, true
+		}
+		if a.Scan != nil {
+			whole[a.Scan.Project], whole[a.Output] = true, true
+		}
+		if a.Short != nil {
+			whole[a.Short.Project], whole[a.Output] = true, true
 		}
 	}
 	for _, b := range n.Blocks() {

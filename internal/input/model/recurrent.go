@@ -161,7 +161,8 @@ func hybridDecoder(norm string, tied bool, block func(s scope, index int64, b *B
 	return func(s scope) {
 		vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
 		body := s.in(s.body)
-		stack := s.stack(hidden, Stack{TokenEmbedding: body.embedding("embed_tokens", vocabulary, hidden), Causal: true})
+		stack := s.stack(hidden, Stack{Causal: true,
+			TokenEmbedding: body.embedding("embed_tokens", vocabulary, hidden)})
 		body.blocks(stack, "layers", s.size("num_hidden_layers"), block)
 		stack.FinalNorm = body.norm(norm, hidden)
 		s.head("lm_head", hidden, vocabulary, tied, s.body+".embed_tokens.weight")

@@ -61,8 +61,13 @@ func (p *pass) cache(x *autograd.Tensor) *autograd.Tensor {
 }
 
 func (p *pass) whyAttention() string {
-	return fmt.Sprintf("queries, keys, values and outputs of %d blocks in %v: %s, %s", len(p.network.Blocks()),
+	what := fmt.Sprintf("queries, keys, values and outputs of %d blocks in %v: %s, %s", len(p.network.Blocks()),
 		p.compute(), p.batch(), p.kept())
+	if p.network.Recurrent() {
+		what += "; what recurrent layers make of chunks of tokens, mostly in fp32, as transformers computes it in " +
+			"PyTorch"
+	}
+	return what
 }
 
 // byHeads exchanges queries, keys and values. The caller holds those of its part of the sequences until

@@ -1,10 +1,7 @@
 package forward
 
 import (
-	"fmt"
-
 	"plimsoll/internal/base/dtype"
-	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/plan/autograd"
 )
@@ -41,7 +38,8 @@ func (p *pass) delta(a *model.Attention, x *autograd.Tensor) *autograd.Tensor {
 }
 
 // deltaInputs returns queries, keys and values together, the output gate, and both gates of the rule.
-func (p *pass) deltaInputs(d *model.Delta, x *autograd.Tensor) (joined, gate *autograd.Tensor, gates []*autograd.Tensor) {
+func (p *pass) deltaInputs(d *model.Delta, x *autograd.Tensor) (joined, gate *autograd.Tensor,
+	gates []*autograd.Tensor) {
 	keys, values := d.KeyHeads*d.KeyWidth, d.ValueHeads*d.ValueWidth
 	if d.OutputGate != "" {
 		joined, gate = p.together(d.Project, x, 2*keys+values), p.together(d.OutputGate, x, values)
@@ -61,7 +59,8 @@ func (p *pass) deltaInputs(d *model.Delta, x *autograd.Tensor) (joined, gate *au
 		*x = p.follow(*x, p.unary(*x, (*x).DType, saveNothing))
 	}
 	joined = p.Do(autograd.Operation{Inputs: parts[:3],
-		Outputs: []autograd.Output{{Elements: x.Elements / p.network.Hidden * (2*keys + values), DType: projected.DType}}})[0]
+		Outputs: []autograd.Output{{Elements: parts[0].Elements + parts[1].Elements + parts[2].Elements,
+			DType: projected.DType}}})[0]
 	p.Drop(parts[:3]...)
 	return joined, parts[3], gates
 }
@@ -73,13 +72,13 @@ const deltaChunk = 64
 // from which a state goes to the next (torch_chunk_gated_delta_rule in
 // transformers/models/qwen3_next/modeling_qwen3_next.py).
 func (p *pass) deltaRule(d *model.Delta, query, key, value, beta, decay *autograd.Tensor) *autograd.Tensor {
-	defer p.In(ledger.AttentionActivations, p.whyDelta(d))()
 	tokens := value.Elements / (d.ValueHeads * d.ValueWidth)
 	length := tokens / p.Batch
 	chunks := (length + deltaChunk - 1) / deltaChunk
 	rows := p.Batch * chunks * deltaChunk * d.ValueHeads // of all heads, with padding
 	made := func(elements int64, x ...*autograd.Tensor) *autograd.Tensor {
-		return p.Do(autograd.Operation{Inputs: x, Outputs: []autograd.Output{{Elements: elements, DType: x[0].DType}}})[0]
+		return p.Do(autograd.Operation{Inputs: x,
+			Outputs: []autograd.Output{{Elements: elements, DType: x[0].DType}}})[0]
 	}
 	y := p.Scope(func() *autograd.Tensor {
 		q, k := p.wideHeads(d, query), p.wideHeads(d, key)
@@ -99,7 +98,8 @@ func (p *pass) deltaRule(d *model.Delta, query, key, value, beta, decay *autogra
 		mask := p.New(deltaChunk*deltaChunk, dtype.Bool)
 		differences := made(rows*deltaChunk, sums)
 		masked := p.follow(differences, p.Do(autograd.Operation{Inputs: []*autograd.Tensor{differences},
-			Saved: []*autograd.Tensor{mask}, Outputs: []autograd.Output{{Elements: rows * deltaChunk, DType: dtype.F32}}})[0])
+			Saved:   []*autograd.Tensor{mask},
+			Outputs: []autograd.Output{{Elements: rows * deltaChunk, DType: dtype.F32}}})[0])
 		pairwise := p.follow(masked, p.unary(masked, dtype.F32, saveOutput))
 		// Neither a cast to fp32 nor padding has copied these: then they lie token by token.
 		apart := value.DType == dtype.F32 && length%deltaChunk == 0
@@ -181,12 +181,4 @@ func (p *pass) l2(x *autograd.Tensor, width int64) *autograd.Tensor {
 	y := p.multiply(x, lengths)
 	p.Drop(lengths)
 	return y
-}
-
-func (p *pass) whyDelta(d *model.Delta) func() string {
-	return func() string {
-		return fmt.Sprintf("the gated delta rule of %d heads x %d x %d in fp32, in chunks of %d tokens: %s, as "+
-			"transformers computes it without the kernels of flash-linear-attention", d.ValueHeads, d.KeyWidth,
-			d.ValueWidth, deltaChunk, p.batch())
-	}
 }

@@ -1,10 +1,7 @@
 package forward
 
 import (
-	"fmt"
-
 	"plimsoll/internal/base/dtype"
-	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/plan/autograd"
 )
@@ -95,7 +92,6 @@ func (p *pass) gatedNorm(s *model.Scan, x, gate *autograd.Tensor) *autograd.Tens
 // scan runs the selective state space: within chunks of tokens by the scores of all pairs, and from chunk to chunk by
 // a state for each head (mamba2_chunk_scan in transformers/models/mamba2/modeling_mamba2.py).
 func (p *pass) scan(s *model.Scan, x, b, c, steps, decay *autograd.Tensor) *autograd.Tensor {
-	defer p.In(ledger.AttentionActivations, p.whyScan(s))()
 	length := x.Elements / (p.Batch * s.Heads * s.Width)
 	chunks := (length + s.Chunk - 1) / s.Chunk
 	rows := p.Batch * chunks * s.Chunk * s.Heads // of all heads, with padding
@@ -181,11 +177,4 @@ func (p *pass) pairs(x *autograd.Tensor, chunk int64) *autograd.Tensor {
 		p.Drop(above)
 		return p.unary(sums, dtype.F32, saveOutput)
 	})
-}
-
-func (p *pass) whyScan(s *model.Scan) func() string {
-	return func() string {
-		return fmt.Sprintf("the state space of %d heads x %d x %d in fp32, in chunks of %d tokens: %s, as transformers "+
-			"computes it without the kernels of mamba-ssm", s.Heads, s.Width, s.State, s.Chunk, p.batch())
-	}
 }
