@@ -258,8 +258,7 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	if p.Parallel.DeepSpeedUlysses {
 		groups = max(groups, p.Parallel.Context) // ranks beyond the heads of keys have copies
 	}
-	if p.Attention == Eager || a.Biased && !biased || a.Soft ||
-		(a.Sinks != "" || a.NoSDPA && !p.SharedAttention) && p.Attention == SDPA {
+	if p.isEager(a) {
 		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
 		return p.scores(a, q, k, v)
 	}
@@ -324,6 +323,31 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 		return p.follow(r[0], p.unary(r[0], compute, saveNothing))
 	}
 	return r[0]
+}
+
+// isEager is whether attention makes the scores of all pairs of tokens.
+func (p *pass) isEager(a *model.Attention) bool {
+	return p.Attention == Eager || a.Biased && !p.FusesBias || a.Soft ||
+		(a.Sinks != "" || a.NoSDPA && !p.SharedAttention) && p.Attention == SDPA
+}
+
+// eagerMasks returns the masks that eager attention adds to scores: one for all blocks that see the same tokens. The
+// model makes them once, and has them until it returns.
+func (p *pass) eagerMasks(s *model.Stack) []*autograd.Tensor {
+	if p.Compile || !s.Causal {
+		return nil
+	}
+	windows := map[int64]bool{}
+	for i := range s.Blocks {
+		if a := &s.Blocks[i].Attention; a.Heads > 0 && !a.Recurrent() && p.isEager(a) {
+			windows[a.Window] = true
+		}
+	}
+	var masks []*autograd.Tensor
+	for range windows {
+		masks = append(masks, p.New(p.Batch*p.Sequence*p.Sequence, p.WeightType))
+	}
+	return masks
 }
 
 // usesCuDNN is whether scaled dot product attention is cuDNN's. The widths of heads are those that PyTorch 2.15 gives

@@ -67,6 +67,7 @@ type pass struct {
 	tower   *model.Tower       // whose network this is, or nil
 	masked  bool               // every block makes a mask of the tokens of images
 	masks   []*autograd.Tensor // of the tokens of images, if every block has a mask
+	eager   []*autograd.Tensor // masks that eager attention adds to scores
 	angles  *autograd.Tensor   // of an encoder of images
 	outputs []*autograd.Tensor // what the outputs hold beside logits
 	deep    []*autograd.Tensor // of images, for the first blocks
@@ -180,6 +181,8 @@ func (p *pass) stack(s *model.Stack) *autograd.Tensor {
 		p.receive = p.Escape(x)
 	}
 	p.makeMasks(s)
+	p.eager = p.eagerMasks(s)
+	defer func() { p.Drop(p.eager...) }()
 	for i := range s.Blocks {
 		if p.KeepsHidden {
 			p.Hold(x)
@@ -326,7 +329,7 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 				others = append(others, x)
 			}
 		}
-		others = append(others, p.masks...)
+		others = append(append(others, p.masks...), p.eager...)
 		return p.Checkpoint(*p.Recompute, x, func(x *autograd.Tensor) *autograd.Tensor {
 			result := body(x)
 			if p.ended {
