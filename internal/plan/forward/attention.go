@@ -343,6 +343,7 @@ func (p *pass) eagerMasks(s *model.Stack) []*autograd.Tensor {
 			windows[a.Window] = true
 		}
 	}
+	defer p.In(ledger.AttentionScores, p.whyScores)()
 	var masks []*autograd.Tensor
 	for range windows {
 		masks = append(masks, p.New(p.Batch*p.Sequence*p.Sequence, p.WeightType))

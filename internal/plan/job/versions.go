@@ -81,13 +81,14 @@ func (r *resolver) recurrent() {
 	if why != "" {
 		if unknown, ok := r.job.Model.WithoutOperations(); ok {
 			r.job.Model = unknown
-			r.assume("%s: the plan gives a range. plimsoll plan -- PROGRAM runs your program for an exact answer", why)
+			r.assume("%s: the plan gives a range. plimsoll plan -- PROGRAM runs your program for an exact answer",
+				why)
 			return
 		}
 	}
 	r.assume("recurrent layers run as transformers computes them in PyTorch alone. With the kernels of mamba-ssm, " +
-		"causal-conv1d or flash-linear-attention they keep less: plimsoll plan -- PROGRAM runs your program with what " +
-		"is installed")
+		"causal-conv1d or flash-linear-attention they keep less: plimsoll plan -- PROGRAM runs your program with " +
+		"what is installed")
 }
 
 const newestTorch = "2.13.0"
