@@ -407,8 +407,8 @@ func gatedDelta(s scope, before, after func(d *Delta, hidden, keys, values int64
 	keys, values := d.KeyHeads*d.KeyWidth, heads*d.ValueWidth
 	s.tensor("dt_bias", heads)
 	s.tensor("A_log", heads)
-	s.tensor("conv1d.weight", 2*keys+values, 1, s.size("linear_conv_kernel_dim"))
-	d.Convolution = s.module("conv1d")
+	d.Path = s.module("")
+	d.Convolution = s.depthwise("conv1d", 2*keys+values, s.size("linear_conv_kernel_dim"), false)
 	if before != nil {
 		before(d, hidden, keys, values)
 	}

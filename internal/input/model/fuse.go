@@ -1,6 +1,8 @@
 package model
 
 import (
+	"cmp"
+	"reflect"
 	"slices"
 	"strings"
 )
@@ -26,7 +28,51 @@ func (m *Model) FuseExperts() *Model {
 	}
 	fused := *m
 	fused.Network, fused.Parameters = network, replaced(m.Parameters, instead)
+	if network.HeldBody != "" {
+		fused.moveBody(network.Body+".", network.HeldBody+".")
+	}
 	return &fused
+}
+
+// moveBody gives the module of everything but the head another name.
+func (m *Model) moveBody(from, to string) {
+	m.Parameters = slices.Clone(m.Parameters)
+	for i := range m.Parameters {
+		if p := &m.Parameters[i]; strings.HasPrefix(p.Name, from) {
+			p.Name = to + p.Name[len(from):]
+		}
+	}
+	network := renamed(reflect.ValueOf(*m.Network), from, to).Interface().(Network)
+	m.Network = &network
+}
+
+// renamed returns a copy of a part of a network whose paths begin otherwise.
+func renamed(v reflect.Value, from, to string) reflect.Value {
+	made := reflect.New(v.Type()).Elem()
+	switch v.Kind() {
+	case reflect.String:
+		text := v.String()
+		if strings.HasPrefix(text, from) {
+			text = to + text[len(from):]
+		}
+		made.SetString(text)
+	case reflect.Pointer:
+		if !v.IsNil() {
+			made.Set(reflect.New(v.Type().Elem()))
+			made.Elem().Set(renamed(v.Elem(), from, to))
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			made = reflect.Append(made, renamed(v.Index(i), from, to))
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			made.Field(i).Set(renamed(v.Field(i), from, to))
+		}
+	default:
+		return v
+	}
+	return made
 }
 
 // fuseOpaque fuses the experts of a model whose operations are unknown.
@@ -124,21 +170,24 @@ func (x *Mixture) fuse(hidden int64, instead map[string][]Parameter) {
 		instead[x.Correction] = []Parameter{{Name: name}}
 		x.Correction = name
 	}
-	gateUp, down := x.ExpertsPath()+".gate_up_proj", x.ExpertsPath()+".down_proj"
+	gateUp, down, times := x.ExpertsPath()+".gate_up_proj", x.ExpertsPath()+".down_proj", int64(2)
+	if x.Ungated {
+		gateUp, times = x.ExpertsPath()+".up_proj", 1
+	}
 	if x.Fused() {
 		instead[strings.TrimSuffix(x.GateUp, ".weight")] = []Parameter{{Name: gateUp}}
 		instead[strings.TrimSuffix(x.Down, ".weight")] = []Parameter{{Name: down}}
 	} else {
 		count, inner := int64(len(x.Experts)), x.Experts[0].Inner
-		first := x.Experts[0].Gate
+		first, width := cmp.Or(x.Experts[0].Gate, x.Experts[0].Up), x.Width(hidden)
 		for i := range x.Experts {
 			e := &x.Experts[i]
 			instead[e.Gate], instead[e.Up], instead[e.Down] = nil, nil, nil
 			e.Gate, e.Up, e.Down = "", "", ""
 		}
 		instead[first] = []Parameter{
-			{Name: gateUp, Shape: []int64{count, 2 * inner, hidden}},
-			{Name: down, Shape: []int64{count, hidden, inner}},
+			{Name: gateUp, Shape: []int64{count, times * inner, width}},
+			{Name: down, Shape: []int64{count, width, inner}},
 		}
 	}
 	x.GateUp, x.Down = gateUp, down

@@ -1,6 +1,9 @@
 package model
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // Network is how a model computes, as far as it affects the memory of
 // activations. Modules are named by their paths: the weight of a linear module
@@ -23,6 +26,8 @@ type Network struct {
 	RouterLoss bool
 	// Masks are the bytes of the masks that modules keep, one for each pair of positions that the model knows.
 	Masks int64
+	// Body is the module of everything but the head, and HeldBody its name in transformers 5, if that is another.
+	Body, HeldBody string
 	// Opaque stands for operations that are unknown; nil if they are known.
 	Opaque *Opaque
 }
@@ -83,6 +88,8 @@ type Head struct {
 	Soft bool
 	// Scaled reports whether the logits are multiplied by a constant.
 	Scaled bool
+	// Wide reports whether the class upcasts the logits itself, and keeps no others.
+	Wide bool
 	// AddsBuffer reports whether a buffer in the type of the weights is added to the
 	// logits.
 	AddsBuffer bool
@@ -147,6 +154,7 @@ type Block struct {
 	AfterAttention   Norm // Gemma 2 also normalises the outputs of both halves
 	AfterFeedForward Norm
 	Attention        Attention
+	Beside           *Attention // of the same input; the outputs of both are added
 	Cross            *Attention // to the encoder's output
 	FeedForward      FeedForward
 	Dropout          float64 // of the outputs of both halves
@@ -199,6 +207,9 @@ type Attention struct {
 	// ScalesQueries reports whether queries are multiplied by numbers of their
 	// positions.
 	ScalesQueries bool
+	// ScalesKeys reports whether a constant multiplies keys (Falcon-H1, which multiplies the input and the output of
+	// the attention, too).
+	ScalesKeys bool
 	// ByHead reports whether queries, keys and values are copied so that the numbers of a head lie together. So does
 	// the output of a fused kernel, which is copied back.
 	ByHead bool
@@ -216,7 +227,15 @@ type Attention struct {
 	Window  int64 // tokens that a token attends to; 0 = all before it
 	Latent  *Latent
 	Delta   *Delta
+	Scan    *Scan
+	Short   *ShortConvolution
 }
+
+// Computes reports whether there is such a half of the block.
+func (a *Attention) Computes() bool { return a.Output != "" }
+
+// Recurrent reports whether a state goes from token to token, instead of scores of pairs of tokens.
+func (a *Attention) Recurrent() bool { return a.Delta != nil || a.Scan != nil || a.Short != nil }
 
 // Latent is DeepSeek's replacement for Query, Key and Value.
 type Latent struct {
@@ -236,10 +255,36 @@ type Delta struct {
 	Project              string // to queries, keys and values, and the output gate
 	OutputGate           string // a projection of its own (Qwen3.5), or empty
 	Gates                []string
-	Convolution          string
+	Path                 string // the module with the decay and the bias of its steps
+	Convolution          Convolution
 	Norm                 Norm
 	KeyHeads, ValueHeads int64
 	KeyWidth, ValueWidth int64
+}
+
+// Convolution is one of every channel along the sequence. A token sees itself and those before it.
+type Convolution struct {
+	Path             string
+	Channels, Kernel int64
+}
+
+// Scan is a selective state space (Mamba 2).
+type Scan struct {
+	Path        string // the module with the decay, the skip and the bias of the steps
+	Project     string // to the gate, the channels of the convolution and the steps
+	Convolution Convolution
+	Activation  string // after the convolution
+	Norm        Norm   // by groups, of the gated result
+	GatesLast   bool   // the gate comes after the norm
+	// ScalesInput reports whether constants multiply the input and the projection.
+	ScalesInput                        bool
+	Heads, Width, Groups, State, Chunk int64
+}
+
+// ShortConvolution is a convolution between two gates (LFM2).
+type ShortConvolution struct {
+	Project     string // to both gates and the channels
+	Convolution Convolution
 }
 
 // FeedForward is the second half of a block.
@@ -255,8 +300,13 @@ type FeedForward struct {
 	Alphas     string  // the module with the activation's parameters (xIELU)
 	// OutputDropout comes after the network, if the block has none.
 	OutputDropout float64
-	Mixture       *Mixture
+	// Scales reports whether constants multiply the gate and the result.
+	Scales  bool
+	Mixture *Mixture
 }
+
+// Computes reports whether there is such a half of the block.
+func (f *FeedForward) Computes() bool { return f.Down != "" || f.Mixture != nil }
 
 // Mixture is a mixture of experts. Every token passes Chosen of the experts and
 // the shared ones.
@@ -303,6 +353,10 @@ type Mixture struct {
 	// Correction is a parameter that is added to the scores before the choice. No
 	// gradient trains it.
 	Correction string
+	// Ungated reports whether experts have two projections: GateUp is then the first of them.
+	Ungated bool
+	// Narrow and Widen are projections before and after the experts, which compute in a width of their own.
+	Narrow, Widen string
 	// Clamped reports whether the two halves of the product are limited, and the
 	// gate multiplied before its sigmoid (gpt-oss).
 	Clamped bool
@@ -319,6 +373,9 @@ const (
 	SoftmaxCorrected                // SoftmaxOfAll with a correction that takes part in the choice
 	SigmoidOfChosen                 // a sigmoid of every logit, of which the others are none; all experts compute
 )
+
+// Width returns the width of the experts' inputs and results.
+func (m *Mixture) Width(hidden int64) int64 { return cmp.Or(m.Experts[0].Width, hidden) }
 
 // Fused reports whether the experts share parameters and have no modules of
 // their own.
@@ -337,6 +394,11 @@ func (n *Network) Blocks() []Block {
 		blocks = append(blocks, s.Blocks...)
 	}
 	return blocks
+}
+
+// Recurrent reports whether there are layers that pass a state from token to token.
+func (n *Network) Recurrent() bool {
+	return slices.ContainsFunc(n.Blocks(), func(b Block) bool { return b.Attention.Recurrent() })
 }
 
 // Sound returns what the encoder of a network hears, or nil if it reads no sound.
@@ -379,12 +441,20 @@ func (n *Network) Linears() []string {
 			add(d.Project, d.OutputGate)
 			add(d.Gates...)
 		}
+		if a.Scan != nil {
+			add(a.Scan.Project)
+		}
+		if a.Short != nil {
+			add(a.Short.Project)
+		}
 		add(a.Output)
 	}
 	block := func(b *Block) {
 		attention(&b.Attention)
-		if b.Cross != nil {
-			attention(b.Cross)
+		for _, a := range []*Attention{b.Beside, b.Cross} {
+			if a != nil {
+				attention(a)
+			}
 		}
 		feedForward(&b.FeedForward)
 		if m := b.FeedForward.Mixture; m != nil {
@@ -394,6 +464,7 @@ func (n *Network) Linears() []string {
 			for i := range m.Experts {
 				feedForward(&m.Experts[i])
 			}
+			add(m.Narrow, m.Widen)
 			if m.Shared != nil {
 				feedForward(m.Shared)
 				add(m.SharedGate)
@@ -428,6 +499,12 @@ func (n *Network) Undivided() map[string]bool {
 		if l := a.Latent; l != nil {
 			whole[l.QueryDown], whole[l.Down] = true, true
 		}
+		if a.Scan != nil {
+			whole[a.Scan.Project], whole[a.Output] = true, true
+		}
+		if a.Short != nil {
+			whole[a.Short.Project], whole[a.Output] = true, true
+		}
 	}
 	for _, b := range n.Blocks() {
 		attention(&b.Attention)
@@ -435,7 +512,7 @@ func (n *Network) Undivided() map[string]bool {
 			attention(b.Cross)
 		}
 		if m := b.FeedForward.Mixture; m != nil {
-			whole[m.Router], whole[m.SharedGate] = true, true
+			whole[m.Router], whole[m.SharedGate], whole[m.Narrow], whole[m.Widen] = true, true, true, true
 		}
 	}
 	for _, t := range n.Towers {

@@ -10,32 +10,34 @@ import (
 
 // lfm2 is LFM2: short convolutions and attention. Its last norm has the name of
 // the embedding's.
-func lfm2(feedForward func(s scope, index int64)) func(scope) {
+func lfm2(feedForward func(s scope, index int64) FeedForward) func(scope) {
 	return func(s scope) {
 		if v, ok := s.find("tie_embedding"); ok {
 			s.fields["tie_word_embeddings"] = strict.Member{Name: v.name, Value: v.Value}
 		}
-		hybrid("embedding_norm", true, func(block scope, index int64) {
+		hybridDecoder("embedding_norm", true, func(block scope, index int64, b *Block) {
 			hidden, bias := s.size("hidden_size"), s.flagOr(false, "conv_bias")
 			if block.lfm2Attentive(index) {
 				a := block.in("self_attn")
 				d := attention{keyValueHeads: 8}
 				heads, groups, width := d.sizes(a)
-				a.linear("q_proj", hidden, heads*width, false)
-				a.linear("k_proj", hidden, groups*width, false)
-				a.linear("v_proj", hidden, groups*width, false)
-				a.linear("out_proj", heads*width, hidden, false)
-				a.norm("q_layernorm", width)
-				a.norm("k_layernorm", width)
+				b.Attention = Attention{Heads: heads, KeyValueHeads: groups, Width: width, ValueWidth: width,
+					Rotary: 1, WideSoftmax: true}
+				b.Attention.Query = a.linear("q_proj", hidden, heads*width, false)
+				b.Attention.Key = a.linear("k_proj", hidden, groups*width, false)
+				b.Attention.Value = a.linear("v_proj", hidden, groups*width, false)
+				b.Attention.Output = a.linear("out_proj", heads*width, hidden, false)
+				b.Attention.QueryNorm = a.norm("q_layernorm", width)
+				b.Attention.KeyNorm = a.norm("k_layernorm", width)
 			} else {
 				c := block.in("conv")
-				c.depthwise("conv", hidden, s.sizeOr(3, "conv_L_cache"), bias)
-				c.linear("in_proj", hidden, 3*hidden, bias)
-				c.linear("out_proj", hidden, hidden, bias)
+				short := &ShortConvolution{Convolution: c.depthwise("conv", hidden, s.sizeOr(3, "conv_L_cache"), bias)}
+				short.Project = c.linear("in_proj", hidden, 3*hidden, bias)
+				b.Attention = Attention{Short: short, Output: c.linear("out_proj", hidden, hidden, bias)}
 			}
-			feedForward(block.in("feed_forward"), index)
-			block.norm("operator_norm", hidden)
-			block.norm("ffn_norm", hidden)
+			b.FeedForward = feedForward(block, index)
+			b.AttentionNorm = block.norm("operator_norm", hidden)
+			b.FeedForwardNorm = block.norm("ffn_norm", hidden)
 		})(s)
 	}
 }
@@ -58,37 +60,37 @@ func (s scope) lfm2Attentive(index int64) bool {
 
 // lfm2Dense adds a gated network whose width is two thirds of the file's, scaled and
 // rounded up.
-func lfm2Dense(s scope, _ int64) {
-	inner := s.size("block_ff_dim", "intermediate_size")
-	if s.flagOr(true, "block_auto_adjust_ff_dim") {
+func lfm2Dense(block scope, _ int64) FeedForward {
+	inner := block.size("block_ff_dim", "intermediate_size")
+	if block.flagOr(true, "block_auto_adjust_ff_dim") {
 		inner = 2 * inner / 3
-		if v, ok := s.take(strict.Number(), "block_ffn_dim_multiplier"); ok {
+		if v, ok := block.take(strict.Number(), "block_ffn_dim_multiplier"); ok {
 			inner = int64(v.Number * float64(inner))
 		}
-		multiple := s.sizeOr(256, "block_multiple_of")
+		multiple := block.sizeOr(256, "block_multiple_of")
 		inner = (inner + multiple - 1) / multiple * multiple
 	}
-	threeProjections(s, inner)
+	return threeProjections(block.in("feed_forward"), inner)
 }
 
 // lfm2Sparse adds experts after the dense layers.
-func lfm2Sparse(s scope, index int64) {
-	if index < s.countOr(2, "num_dense_layers") {
-		threeProjections(s, s.size("intermediate_size"))
-		return
+func lfm2Sparse(block scope, index int64) FeedForward {
+	if index < block.countOr(2, "num_dense_layers") {
+		return threeProjections(block.in("feed_forward"), block.size("intermediate_size"))
 	}
-	s.refuseRouterLoss()
-	inner, count := s.size("moe_intermediate_size"), s.size("num_experts")
-	s.repeat("experts", count, func(expert scope, _ int64) { threeProjections(expert, inner) })
-	s.linear("gate", s.size("hidden_size"), count, false)
+	return experts{module: "feed_forward", held: "feed_forward", names: mixtralNames, chosen: 4, routing: SigmoidOfAll,
+		normalized: setting{"norm_topk_prob", true}, rescaled: true}.describe(block)
 }
 
 // threeProjections adds a gated network with the names of Meta's Llama.
-func threeProjections(s scope, inner int64) {
+func threeProjections(s scope, inner int64) FeedForward {
 	hidden := s.size("hidden_size")
-	s.linear("w1", hidden, inner, false)
-	s.linear("w3", hidden, inner, false)
-	s.linear("w2", inner, hidden, false)
+	return FeedForward{
+		Gate:  s.linear("w1", hidden, inner, false),
+		Up:    s.linear("w3", hidden, inner, false),
+		Down:  s.linear("w2", inner, hidden, false),
+		Inner: inner, Activation: "silu",
+	}
 }
 
 // deepseekV32Block is a block of DeepSeek-V3.2, whose indexer chooses the tokens to

@@ -1,14 +1,15 @@
 package model
 
 import (
+	"cmp"
 	"slices"
 
 	"plimsoll/internal/input/recipe/strict"
 )
 
 // Networks whose blocks carry a state along the sequence, and hybrids of them
-// with attention. Their parameters are planned and their operations are not:
-// those depend on the kernels that are installed.
+// with attention. Their operations are those of transformers without the kernels
+// of mamba-ssm and causal-conv1d.
 
 // mambaMixer is the mixer of Mamba: its fields in config.json by name.
 type mambaMixer struct {
@@ -42,24 +43,26 @@ func (x mambaMixer) describe(s scope) {
 }
 
 // depthwise adds a convolution of every channel along the sequence.
-func (s scope) depthwise(name string, channels, kernel int64, bias bool) {
+func (s scope) depthwise(name string, channels, kernel int64, bias bool) Convolution {
 	s.tensor(name+".weight", channels, 1, kernel)
 	if bias {
 		s.tensor(name+".bias", channels)
 	}
+	return Convolution{Path: s.module(name), Channels: channels, Kernel: kernel}
 }
 
 // mamba2Mixer is the mixer of Mamba 2 by the names of its fields.
 type mamba2Mixer struct {
 	heads, width, groups, state, kernel []string
-	defaults                            [3]int64 // of groups, state and kernel
+	chunk                               string   // tokens of a chunk
+	defaults                            [4]int64 // of groups, state, kernel and chunk
 	inner                               string   // the field with the inner width; empty: heads times width
 	expand                              string   // the factor of the inner width if width is "auto"
 	bias, output, convolution, norm     setting
 }
 
 // describe adds the mixer.
-func (x mamba2Mixer) describe(s scope) {
+func (x mamba2Mixer) describe(s scope) Attention {
 	hidden, heads := s.size("hidden_size"), s.size(x.heads...)
 	inner := s.sizeOr(2, x.expand) * hidden
 	if x.inner != "" {
@@ -69,15 +72,20 @@ func (x mamba2Mixer) describe(s scope) {
 	}
 	groups, state := s.sizeOr(x.defaults[0], x.groups...), s.sizeOr(x.defaults[1], x.state...)
 	channels := inner + 2*groups*state
+	m := &Scan{Path: s.module(""), Heads: heads, Groups: groups, State: state,
+		Width: s.divide(inner, cmp.Or(x.inner, x.expand), heads, x.heads[0]),
+		Chunk: s.sizeOr(x.defaults[3], x.chunk), Activation: s.activation("silu")}
+	s.divide(heads, x.heads[0], groups, x.groups[0])
 	s.tensor("dt_bias", heads)
 	s.tensor("A_log", heads)
 	s.tensor("D", heads)
-	s.depthwise("conv1d", channels, s.sizeOr(x.defaults[2], x.kernel...), s.is(x.convolution))
-	s.linear("in_proj", hidden, inner+channels+heads, s.is(x.bias))
+	m.Convolution = s.depthwise("conv1d", channels, s.sizeOr(x.defaults[2], x.kernel...), s.is(x.convolution))
+	m.Project = s.linear("in_proj", hidden, inner+channels+heads, s.is(x.bias))
 	if s.is(x.norm) {
-		s.norm("norm", inner)
+		m.Norm = s.norm("norm", inner)
+		m.Norm.Width = inner / groups
 	}
-	s.linear("out_proj", inner, hidden, s.is(x.output))
+	return Attention{Scan: m, Output: s.linear("out_proj", inner, hidden, s.is(x.output))}
 }
 
 var (
@@ -88,20 +96,23 @@ var (
 		norms: true}
 	mamba2Own = mamba2Mixer{
 		heads: []string{"num_heads"}, width: []string{"head_dim"}, groups: []string{"n_groups"},
-		state: []string{"state_size"}, kernel: []string{"conv_kernel"}, defaults: [3]int64{8, 128, 4}, expand: "expand",
+		state: []string{"state_size"}, kernel: []string{"conv_kernel"}, chunk: "chunk_size",
+		defaults: [4]int64{8, 128, 4, 256}, expand: "expand",
 		bias: setting{field: "use_bias"}, output: setting{field: "use_bias"},
 		convolution: setting{"use_conv_bias", true}, norm: setting{otherwise: true},
 	}
 	bambaMixer = mamba2Mixer{
 		heads: []string{"mamba_n_heads"}, width: []string{"mamba_d_head"}, groups: []string{"mamba_n_groups"},
-		state: []string{"mamba_d_state"}, kernel: []string{"mamba_d_conv"}, defaults: [3]int64{1, 256, 4},
-		expand: "mamba_expand", bias: setting{field: "mamba_proj_bias"}, output: setting{field: "mamba_proj_bias"},
+		state: []string{"mamba_d_state"}, kernel: []string{"mamba_d_conv"}, chunk: "mamba_chunk_size",
+		defaults: [4]int64{1, 256, 4, 256},
+		expand:   "mamba_expand", bias: setting{field: "mamba_proj_bias"}, output: setting{field: "mamba_proj_bias"},
 		convolution: setting{"mamba_conv_bias", true}, norm: setting{otherwise: true},
 	}
 	nemotronMixer = mamba2Mixer{
 		heads: []string{"mamba_num_heads"}, width: []string{"mamba_head_dim"},
 		groups: []string{"mamba_n_groups", "n_groups"}, state: []string{"ssm_state_size"},
-		kernel: []string{"mamba_d_conv", "conv_kernel"}, defaults: [3]int64{8, 128, 4}, expand: "expand",
+		kernel: []string{"mamba_d_conv", "conv_kernel"}, chunk: "chunk_size",
+		defaults: [4]int64{8, 128, 4, 128}, expand: "expand",
 		bias: setting{field: "mamba_proj_bias"}, output: setting{field: "mamba_proj_bias"},
 		convolution: setting{"use_conv_bias", true}, norm: setting{otherwise: true},
 	}
@@ -115,7 +126,7 @@ func falconMixer() mamba2Mixer {
 }
 
 // mamba returns a network of these mixers only.
-func mamba(tied bool, mixer interface{ describe(s scope) }) func(scope) {
+func mamba(tied bool, mixer func(s scope)) func(scope) {
 	return func(s scope) {
 		s.withoutOperations()
 		vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
@@ -123,7 +134,7 @@ func mamba(tied bool, mixer interface{ describe(s scope) }) func(scope) {
 		body.embedding("embeddings", vocabulary, hidden)
 		body.repeat("layers", s.size("num_hidden_layers"), func(block scope, _ int64) {
 			block.norm("norm", hidden)
-			mixer.describe(block.in("mixer"))
+			mixer(block.in("mixer"))
 		})
 		body.norm("norm_f", hidden)
 		s.head("lm_head", hidden, vocabulary, tied, "backbone.embeddings.weight")
@@ -140,6 +151,20 @@ func hybrid(norm string, tied bool, block func(s scope, index int64)) func(scope
 		body.embedding("embed_tokens", vocabulary, hidden)
 		body.repeat("layers", s.size("num_hidden_layers"), block)
 		body.norm(norm, hidden)
+		s.head("lm_head", hidden, vocabulary, tied, s.body+".embed_tokens.weight")
+	}
+}
+
+// hybridDecoder returns a decoder of blocks with operations, whose last norm has a
+// name of its own.
+func hybridDecoder(norm string, tied bool, block func(s scope, index int64, b *Block)) func(scope) {
+	return func(s scope) {
+		vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
+		body := s.in(s.body)
+		stack := s.stack(hidden, Stack{Causal: true,
+			TokenEmbedding: body.embedding("embed_tokens", vocabulary, hidden)})
+		body.blocks(stack, "layers", s.size("num_hidden_layers"), block)
+		stack.FinalNorm = body.norm(norm, hidden)
 		s.head("lm_head", hidden, vocabulary, tied, s.body+".embed_tokens.weight")
 	}
 }
@@ -190,70 +215,99 @@ func bambaLayers(s scope, index int64) bool {
 	return s.attentive(index, listed, "layers_block_type", "layer_types")
 }
 
-func bambaBlock(s scope, index int64) {
+func bambaBlock(s scope, index int64, b *Block) {
 	bias := s.flagOr(false, "attention_bias")
-	gated(s.in("feed_forward"), s.size("intermediate_size"), s.flagOr(false, "mlp_bias"))
-	s.norm("input_layernorm", s.size("hidden_size"))
-	s.norm("pre_ff_layernorm", s.size("hidden_size"))
+	b.FeedForward = gated(s.in("feed_forward"), s.size("intermediate_size"), s.flagOr(false, "mlp_bias"))
+	b.AttentionNorm = s.norm("input_layernorm", s.size("hidden_size"))
+	b.FeedForwardNorm = s.norm("pre_ff_layernorm", s.size("hidden_size"))
 	if bambaLayers(s, index) {
-		attention{keyValueHeads: 8, inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
+		b.Attention = attention{keyValueHeads: 8, inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
+		b.Attention.Joined, b.Attention.Rotary = true, s.rotary(0.5)
 	} else {
-		bambaMixer.describe(s.in("mamba"))
+		b.Attention = bambaMixer.describe(s.in("mamba"))
 	}
+}
+
+// falconH1 multiplies by constants of its own nearly everywhere.
+func falconH1(s scope) {
+	hybridDecoder("final_layernorm", false, falconH1Block)(s)
+	s.network.Stacks[0].ScalesEmbedding, s.network.Head.Scaled = true, true
 }
 
 // falconH1Block has attention and a mixer side by side.
-func falconH1Block(s scope, _ int64) {
+func falconH1Block(s scope, _ int64, b *Block) {
 	bias := s.flagOr(false, "attention_bias")
-	gated(s.in("feed_forward"), s.size("intermediate_size"), s.flagOr(false, "mlp_bias"))
-	falconMixer().describe(s.in("mamba"))
-	attention{keyValueHeads: 8, inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
-	s.norm("input_layernorm", s.size("hidden_size"))
-	s.norm("pre_ff_layernorm", s.size("hidden_size"))
+	b.FeedForward = gated(s.in("feed_forward"), s.size("intermediate_size"), s.flagOr(false, "mlp_bias"))
+	b.FeedForward.Scales = true
+	b.Attention = falconMixer().describe(s.in("mamba"))
+	b.Attention.Scan.ScalesInput = true
+	b.Attention.Scan.GatesLast = s.flagOr(true, "mamba_norm_before_gate")
+	beside := attention{keyValueHeads: 8, inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
+	beside.ScalesKeys = true
+	b.Beside = &beside
+	b.AttentionNorm = s.norm("input_layernorm", s.size("hidden_size"))
+	b.FeedForwardNorm = s.norm("pre_ff_layernorm", s.size("hidden_size"))
 }
 
-func graniteHybridBlock(s scope, index int64) {
+// graniteHybrid multiplies embeddings, halves of blocks and logits by constants.
+func graniteHybrid(s scope) {
+	hybridDecoder("norm", false, graniteHybridBlock)(s)
+	s.network.Stacks[0].ScalesEmbedding, s.network.Head.Scaled = true, true
+}
+
+func graniteHybridBlock(s scope, index int64, b *Block) {
 	bias := s.flagOr(false, "attention_bias")
-	s.norm("input_layernorm", s.size("hidden_size"))
-	s.norm("post_attention_layernorm", s.size("hidden_size"))
+	blockNorms(s, b)
+	b.ScalesHalves = true
 	if s.countOr(8, "num_local_experts") > 0 {
-		graniteExperts.describe(s)
-	}
-	graniteShared(s)
-	if s.attentive(index, false, "layer_types", "layers_block_type") {
-		attention{inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
+		b.FeedForward = graniteExperts.with(func(e *experts) { e.shared = graniteShared }).describe(s)
 	} else {
-		bambaMixer.describe(s.in("mamba"))
+		b.FeedForward = graniteShared(s)
+	}
+	if s.attentive(index, false, "layer_types", "layers_block_type") {
+		b.Attention = attention{inputBias: bias, outputBias: bias}.describe(s.in("self_attn"))
+		if s.textOr("", "position_embedding_type") != "rope" {
+			b.Attention.Rotary = 0
+		}
+	} else {
+		b.Attention = bambaMixer.describe(s.in("mamba"))
 	}
 }
 
 // nemotronH is Nemotron-H: every layer is a mixer, attention, or a feed-forward
 // network of one kind.
 func nemotronH(s scope) {
-	s.withoutOperations()
 	vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
 	body := s.in("backbone")
-	body.embedding("embeddings", vocabulary, hidden)
+	stack := s.stack(hidden, Stack{TokenEmbedding: body.embedding("embeddings", vocabulary, hidden), Causal: true})
 	kinds := s.nemotronLayers()
-	body.repeat("layers", int64(len(kinds)), func(block scope, index int64) {
-		block.norm("norm", hidden)
+	body.blocks(stack, "layers", int64(len(kinds)), func(block scope, index int64, b *Block) {
+		norm := block.norm("norm", hidden)
+		norm.Kind = RMSNormF32
 		mixer, bias := block.in("mixer"), s.flagOr(false, "mlp_bias")
 		switch kinds[index] {
 		case "mamba", "linear_attention":
-			nemotronMixer.describe(mixer)
+			b.AttentionNorm, b.Attention = norm, nemotronMixer.describe(mixer)
+			b.Attention.Scan.Activation = s.textOr("silu", "mamba_hidden_act")
 		case "attention", "full_attention":
 			bias := s.flagOr(false, "attention_bias")
-			attention{keyValueHeads: 8, width: 128, inputBias: bias, outputBias: bias}.describe(mixer)
+			b.AttentionNorm = norm
+			b.Attention = attention{keyValueHeads: 8, width: 128, inputBias: bias, outputBias: bias}.describe(mixer)
+			b.Attention.Rotary = 0
 		case "mlp":
-			upAndDown("up_proj", "down_proj")(mixer, s.size("intermediate_size"), bias)
+			b.FeedForwardNorm = norm
+			b.FeedForward = upAndDown("up_proj", "down_proj")(mixer, s.size("intermediate_size"), bias)
+			b.FeedForward.Activation = s.textOr("relu2", "mlp_hidden_act")
 		case "moe":
-			nemotronExperts(mixer, bias)
+			b.FeedForwardNorm, b.FeedForward = norm, nemotronExperts(block, bias)
 		default:
 			s.fail(0, "", `the layers have type %q: expected "mamba", "attention", "mlp" or "moe"`, kinds[index])
 		}
 	})
-	body.norm("norm_f", hidden)
+	stack.FinalNorm = body.norm("norm_f", hidden)
+	stack.FinalNorm.Kind = RMSNormF32
 	s.head("lm_head", hidden, vocabulary, false, "backbone.embeddings.weight")
+	s.network.Head.Wide, s.network.Body, s.network.HeldBody = true, "backbone", "model"
 }
 
 // nemotronLayers returns the types of the layers: a list, or a text with a
@@ -285,20 +339,29 @@ func (s scope) nemotronLayers() []string {
 
 // nemotronExperts adds experts of two projections, which may compute in a latent
 // space.
-func nemotronExperts(s scope, bias bool) {
+func nemotronExperts(block scope, bias bool) FeedForward {
+	s := block.in("mixer")
 	hidden, inner := s.size("hidden_size"), s.size("moe_intermediate_size")
 	count, width := s.size("n_routed_experts", "num_local_experts"), s.sizeOr(hidden, "moe_latent_size")
+	activation := s.textOr("relu2", "mlp_hidden_act")
 	s.refuseRouterLoss()
+	m := &Mixture{Path: block.module("mixer"), Ungated: true, Routing: SigmoidOfAll, WideRouter: true, Rescaled: true,
+		WideWeights: true, Normalized: s.flagOr(true, "norm_topk_prob"),
+		Chosen: min(count, s.sizeOr(2, "num_experts_per_tok"))}
 	s.repeat("experts", count, func(expert scope, _ int64) {
-		expert.linear("up_proj", width, inner, false)
-		expert.linear("down_proj", inner, width, false)
+		m.Experts = append(m.Experts, FeedForward{Up: expert.linear("up_proj", width, inner, false),
+			Down: expert.linear("down_proj", inner, width, false), Inner: inner, Width: width, Activation: activation})
 	})
-	s.linear("gate", hidden, count, false)
-	upAndDown("up_proj", "down_proj")(s.in("shared_experts"), s.size("moe_shared_expert_intermediate_size"), bias)
+	m.Router = s.linear("gate", hidden, count, false)
+	shared := upAndDown("up_proj", "down_proj")(s.in("shared_experts"),
+		s.size("moe_shared_expert_intermediate_size"), bias)
+	shared.Activation = activation
+	m.Shared = &shared
 	if width != hidden {
-		s.linear("fc1_latent_proj", hidden, width, bias)
-		s.linear("fc2_latent_proj", width, hidden, bias)
+		m.Narrow, m.Widen = s.linear("fc1_latent_proj", hidden, width, bias),
+			s.linear("fc2_latent_proj", width, hidden, bias)
 	}
+	return FeedForward{Mixture: m}
 }
 
 // rwkv is RWKV 4.

@@ -118,8 +118,11 @@ func (e *Engine) tokenBytes(n *model.Network, weights dtype.Type) (sum int64) {
 	size := cmp.Or(e.CacheType, weights).Size()
 	for _, b := range n.Blocks() {
 		a := &b.Attention
+		if b.Beside != nil {
+			a = b.Beside
+		}
 		switch {
-		case a.Delta != nil: // a state for each sequence
+		case a.Recurrent() || !a.Computes(): // a state for each sequence, or nothing
 		case a.Latent != nil:
 			sum += (a.Latent.Rank + a.Latent.Rotated) * size
 		default:

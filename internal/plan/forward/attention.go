@@ -19,8 +19,13 @@ func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd
 		if source != x {
 			of = p.gather(source)
 		}
-		if a.Delta != nil {
+		switch {
+		case a.Delta != nil:
 			return p.scatter(p.delta(a, whole))
+		case a.Scan != nil:
+			return p.scatter(p.scanned(a, whole))
+		case a.Short != nil:
+			return p.scatter(p.shortConvolution(a, whole))
 		}
 		q, k, v, gate := p.project(a, whole, of)
 		// A cache of latents is as large as they are, and holds nothing more.
@@ -56,8 +61,13 @@ func (p *pass) cache(x *autograd.Tensor) *autograd.Tensor {
 }
 
 func (p *pass) whyAttention() string {
-	return fmt.Sprintf("queries, keys, values and outputs of %d blocks in %v: %s, %s", len(p.network.Blocks()),
+	what := fmt.Sprintf("queries, keys, values and outputs of %d blocks in %v: %s, %s", len(p.network.Blocks()),
 		p.compute(), p.batch(), p.kept())
+	if p.network.Recurrent() {
+		what += "; what recurrent layers make of chunks of tokens, mostly in fp32, as transformers computes it in " +
+			"PyTorch"
+	}
+	return what
 }
 
 // byHeads exchanges queries, keys and values. The caller holds those of its part of the sequences until
@@ -126,6 +136,9 @@ func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v,
 			q, gate = parts[0], parts[1]
 		}
 		k = p.linear(a.Key, source, keys)
+		if a.ScalesKeys {
+			k = p.follow(k, p.unary(k, k.DType, saveNothing))
+		}
 		v = p.linear(a.Value, source, values)
 		if p.FusedQKV {
 			q, k, v = p.join(q, k, v)
@@ -245,8 +258,7 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	if p.Parallel.DeepSpeedUlysses {
 		groups = max(groups, p.Parallel.Context) // ranks beyond the heads of keys have copies
 	}
-	if p.Attention == Eager || a.Biased && !biased || a.Soft ||
-		(a.Sinks != "" || a.NoSDPA && !p.SharedAttention) && p.Attention == SDPA {
+	if p.isEager(a) {
 		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
 		return p.scores(a, q, k, v)
 	}
@@ -311,6 +323,32 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 		return p.follow(r[0], p.unary(r[0], compute, saveNothing))
 	}
 	return r[0]
+}
+
+// isEager is whether attention makes the scores of all pairs of tokens.
+func (p *pass) isEager(a *model.Attention) bool {
+	return p.Attention == Eager || a.Biased && !p.FusesBias || a.Soft ||
+		(a.Sinks != "" || a.NoSDPA && !p.SharedAttention) && p.Attention == SDPA
+}
+
+// eagerMasks returns the masks that eager attention adds to scores: one for all blocks that see the same tokens. The
+// model makes them once, and has them until it returns.
+func (p *pass) eagerMasks(s *model.Stack) []*autograd.Tensor {
+	if p.Compile || !s.Causal {
+		return nil
+	}
+	windows := map[int64]bool{}
+	for i := range s.Blocks {
+		if a := &s.Blocks[i].Attention; a.Heads > 0 && !a.Recurrent() && p.isEager(a) {
+			windows[a.Window] = true
+		}
+	}
+	defer p.In(ledger.AttentionScores, p.whyScores)()
+	var masks []*autograd.Tensor
+	for range windows {
+		masks = append(masks, p.New(p.Batch*p.Sequence*p.Sequence, p.WeightType))
+	}
+	return masks
 }
 
 // usesCuDNN is whether scaled dot product attention is cuDNN's. The widths of heads are those that PyTorch 2.15 gives
@@ -449,56 +487,6 @@ func (p *pass) latent(a *model.Attention, x *autograd.Tensor) (q, k, v *autograd
 	p.Drop(parts...)
 	p.Drop(up, keyValue[0])
 	return q, k, keyValue[1]
-}
-
-// delta runs linear attention with the gated delta rule, as transformers does
-// without the kernels of flash-linear-attention: in fp32, in chunks of 64 tokens,
-// with one state for each head and chunk. Tensor parallelism shards the
-// projections only and gathers their outputs (colwise_gather_output in
-// transformers' tensor-parallel plan).
-func (p *pass) delta(a *model.Attention, x *autograd.Tensor) *autograd.Tensor {
-	d := a.Delta
-	tokens := x.Elements / p.network.Hidden
-	keys, values := d.KeyHeads*d.KeyWidth, d.ValueHeads*d.ValueWidth
-	var joined, outputGate *autograd.Tensor
-	if d.OutputGate == "" {
-		projected := p.together(d.Project, x, 2*keys+2*values)
-		parts := p.split(projected, 2*keys+values, values)
-		joined, outputGate = p.follow(parts[0], p.unary(parts[0], projected.DType, saveNothing)), parts[1]
-		p.Drop(projected)
-	} else {
-		joined, outputGate = p.together(d.Project, x, 2*keys+values), p.together(d.OutputGate, x, values)
-	}
-	gates := make([]*autograd.Tensor, len(d.Gates))
-	for i, gate := range d.Gates {
-		gates[i] = p.together(gate, x, 2*d.ValueHeads/int64(len(d.Gates)))
-	}
-	convolution, narrow := p.parameter(d.Convolution+".weight"), joined.DType
-	mixed := p.follow(joined, p.Do(autograd.Operation{Inputs: []*autograd.Tensor{joined, convolution.Tensor()},
-		Saved:   []*autograd.Tensor{joined},
-		Outputs: []autograd.Output{{Elements: joined.Elements, DType: narrow}}})[0])
-	mixed = p.follow(mixed, p.unary(mixed, mixed.DType, saveInput))
-	// In fp32: queries, keys and values with padding, scaled and solved for; five
-	// matrices of a chunk's pairs; eight numbers for each token.
-	const chunk = 64
-	wide := tokens * d.ValueHeads * (8*d.KeyWidth + 3*d.ValueWidth + 5*chunk + 8)
-	states := tokens / chunk * d.ValueHeads * d.KeyWidth * d.ValueWidth
-	r := p.Do(autograd.Operation{
-		Inputs: append([]*autograd.Tensor{mixed}, gates...),
-		Outputs: []autograd.Output{
-			{Elements: tokens * values, DType: narrow},
-			{Elements: wide + states, DType: dtype.F32, Saved: true},
-		},
-	})
-	p.Drop(r[1], mixed)
-	p.Drop(gates...)
-	normed := p.follow(r[0], p.norm(d.Norm, r[0]))
-	gate := p.follow(outputGate, p.cast(outputGate, dtype.F32))
-	gate = p.follow(gate, p.unary(gate, dtype.F32, saveInput))
-	gated := p.multiply(normed, gate)
-	p.Drop(normed, gate)
-	gated = p.follow(gated, p.cast(gated, narrow))
-	return p.together(a.Output, gated, p.network.Hidden)
 }
 
 // together runs a linear module whose outputs are sharded among ranks, and gathers

@@ -46,6 +46,9 @@ func (p *pass) dense(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor 
 			h = p.gated(f.Activation, parts[0], parts[1])
 			p.Drop(parts...)
 		case f.Gate != "":
+			if f.Scales {
+				return p.scaledGate(f, x, inner)
+			}
 			gate := p.linear(f.Gate, x, inner)
 			if p.Compile || p.Liger {
 				up := p.linear(f.Up, x, inner)
@@ -68,6 +71,17 @@ func (p *pass) dense(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor 
 		h = p.dropout(h, f.Dropout)
 		return p.linear(f.Down, h, cmp.Or(f.Width, p.network.Hidden))
 	})
+}
+
+// scaledGate runs a gated network whose gate and result are multiplied by constants. Values come first.
+func (p *pass) scaledGate(f *model.FeedForward, x *autograd.Tensor, inner int64) *autograd.Tensor {
+	up, gate := p.linear(f.Up, x, inner), p.linear(f.Gate, x, inner)
+	gate = p.follow(gate, p.unary(gate, gate.DType, saveNothing))
+	active := p.follow(gate, p.activate(f.Activation, gate))
+	h := p.multiply(up, active)
+	p.Drop(up, active)
+	y := p.follow(h, p.linear(f.Down, h, p.network.Hidden))
+	return p.follow(y, p.unary(y, y.DType, saveNothing))
 }
 
 // gated multiplies the activated gate with the values. Fused, it saves only the
@@ -172,7 +186,10 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 		shared = p.shared(m, x)
 	}
 	weights := p.route(m, x)
-	var y *autograd.Tensor
+	input, y := x, (*autograd.Tensor)(nil)
+	if m.Narrow != "" {
+		x = p.linear(m.Narrow, x, m.Width(p.network.Hidden))
+	}
 	if m.Hosted {
 		y = p.hostedExperts(m, x, weights)
 		p.Drop(weights)
@@ -185,7 +202,11 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 		})
 	}
 	y = p.follow(y, p.cast(y, x.DType))
-
+	if m.Widen != "" {
+		p.Drop(x)
+		y = p.follow(y, p.linear(m.Widen, y, p.network.Hidden))
+	}
+	x = input
 	if m.Shared != nil {
 		if shared == nil {
 			shared = p.shared(m, x)
@@ -199,7 +220,7 @@ func (p *pass) mixture(m *model.Mixture, x *autograd.Tensor) *autograd.Tensor {
 
 // weighed runs the module of the experts: each on its tokens, and the sum of their weighed results for each token.
 func (p *pass) weighed(m *model.Mixture, x, weights *autograd.Tensor) *autograd.Tensor {
-	hidden := p.network.Hidden
+	hidden := m.Width(p.network.Hidden)
 	chosen := x.Elements / hidden * m.Chosen
 	var order, rows, back *autograd.Tensor
 	if m.Fused() { // sorted by expert, and back
@@ -383,6 +404,16 @@ func (p *pass) experts(m *model.Mixture, taken, order *autograd.Tensor) *autogra
 	if m.Clamped {
 		return p.clamped(m, taken, order, inner)
 	}
+	width := m.Width(p.network.Hidden)
+	if m.Ungated {
+		up := weights.Up
+		if m.Fused() {
+			up = weights.GateUp
+		}
+		h := p.grouped(up, taken, width, inner)
+		h = p.follow(h, p.activate(m.Experts[0].Activation, h))
+		return p.follow(h, p.grouped(weights.Down, h, inner, width))
+	}
 	gate, up := p.gateAndUp(m, taken, inner)
 	if !m.Fused() {
 		p.Drop(taken)
@@ -390,7 +421,7 @@ func (p *pass) experts(m *model.Mixture, taken, order *autograd.Tensor) *autogra
 	active := p.follow(gate, p.activate(m.Experts[0].Activation, gate))
 	h := p.multiply(active, up)
 	p.Drop(active, up)
-	return p.follow(h, p.grouped(weights.Down, h, inner, p.network.Hidden))
+	return p.follow(h, p.grouped(weights.Down, h, inner, width))
 }
 
 func (p *pass) gateAndUp(m *model.Mixture, taken *autograd.Tensor, inner int64) (gate, up *autograd.Tensor) {

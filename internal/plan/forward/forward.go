@@ -67,6 +67,7 @@ type pass struct {
 	tower   *model.Tower       // whose network this is, or nil
 	masked  bool               // every block makes a mask of the tokens of images
 	masks   []*autograd.Tensor // of the tokens of images, if every block has a mask
+	eager   []*autograd.Tensor // masks that eager attention adds to scores
 	angles  *autograd.Tensor   // of an encoder of images
 	outputs []*autograd.Tensor // what the outputs hold beside logits
 	deep    []*autograd.Tensor // of images, for the first blocks
@@ -180,6 +181,8 @@ func (p *pass) stack(s *model.Stack) *autograd.Tensor {
 		p.receive = p.Escape(x)
 	}
 	p.makeMasks(s)
+	p.eager = p.eagerMasks(s)
+	defer func() { p.Drop(p.eager...) }()
 	for i := range s.Blocks {
 		if p.KeepsHidden {
 			p.Hold(x)
@@ -326,7 +329,7 @@ func (p *pass) block(s *model.Stack, b *model.Block, x *autograd.Tensor) *autogr
 				others = append(others, x)
 			}
 		}
-		others = append(others, p.masks...)
+		others = append(append(others, p.masks...), p.eager...)
 		return p.Checkpoint(*p.Recompute, x, func(x *autograd.Tensor) *autograd.Tensor {
 			result := body(x)
 			if p.ended {
@@ -370,17 +373,37 @@ func (p *pass) limited(b *model.Block, x *autograd.Tensor) *autograd.Tensor {
 }
 
 func (p *pass) preNorm(s *model.Stack, b *model.Block, x *autograd.Tensor) *autograd.Tensor {
-	h := p.half(b, b.AttentionNorm, b.AfterAttention, x, func(h *autograd.Tensor) *autograd.Tensor {
-		return p.scaled(b.AttentionScale, p.attention(s, &b.Attention, h, h))
-	})
+	h := x
+	if b.Attention.Computes() {
+		h = p.half(b, b.AttentionNorm, b.AfterAttention, x, func(h *autograd.Tensor) *autograd.Tensor {
+			return p.scaled(b.AttentionScale, p.beside(b, h, p.attention(s, &b.Attention, h, h), s))
+		})
+	}
 	if b.Cross != nil {
 		h = p.follow(h, p.half(b, b.CrossNorm, model.Norm{}, h, func(h *autograd.Tensor) *autograd.Tensor {
 			return p.attention(s, b.Cross, h, p.encoded)
 		}))
 	}
+	if !b.FeedForward.Computes() {
+		return h
+	}
 	return p.half(b, b.FeedForwardNorm, b.AfterFeedForward, h, func(h *autograd.Tensor) *autograd.Tensor {
 		return p.scaled(b.FeedForwardScale, p.feedForward(&b.FeedForward, h))
 	})
+}
+
+// beside adds what runs beside the attention, of the same input. Constants multiply both, and the input of the second.
+func (p *pass) beside(b *model.Block, x, made *autograd.Tensor, s *model.Stack) *autograd.Tensor {
+	if b.Beside == nil {
+		return made
+	}
+	made = p.follow(made, p.unary(made, made.DType, saveNothing))
+	scaled := p.unary(x, x.DType, saveNothing)
+	other := p.attention(s, b.Beside, scaled, scaled)
+	p.Drop(scaled)
+	other = p.follow(other, p.unary(other, other.DType, saveNothing))
+	sum := p.add(made, other)
+	return sum
 }
 
 // scaled multiplies the output of half a block by a parameter, if there is one.

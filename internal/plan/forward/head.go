@@ -58,7 +58,7 @@ func (p *pass) head(x *autograd.Tensor) Result {
 		p.Hold(x)
 		p.outputs = append(p.outputs, x)
 	} else {
-		p.Drop(x)
+		defer p.Drop(x) // the outputs of the body have it until the model returns
 	}
 	switch {
 	case p.Loss == LogProbabilities || p.Loss == SelectedLogProbabilities:
@@ -178,6 +178,9 @@ func (p *pass) logits(h *model.Head, x *autograd.Tensor, outputs int64) *autogra
 	logits := p.linear(h.Projection, x, outputs)
 	leave()
 	defer p.KeepLossHere()()
+	if h.Wide {
+		logits = p.follow(logits, p.cast(logits, dtype.F32))
+	}
 	if h.Scaled {
 		logits = p.follow(logits, p.unary(logits, logits.DType, saveNothing))
 	}

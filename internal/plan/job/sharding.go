@@ -50,6 +50,10 @@ func (r *resolver) parallel() error {
 			"parallelism %d%s", j.World, j.Parallel.Tensor, j.Parallel.Context, stages).
 			WithHint(fmt.Sprintf("give a number of GPUs that is a multiple of %d", each))
 	}
+	if j.Parallel.Context > 1 && j.Model.Network.Recurrent() {
+		return fault.Inputf("%s has layers that pass a state from token to token, which is not planned for sequences "+
+			"that ranks divide", j.Model.Name).WithHint("leave context parallelism out")
+	}
 	if j.Sequence%j.Parallel.Context != 0 || j.UsualSequence%j.Parallel.Context != 0 {
 		return fault.Inputf("sequences of %d tokens cannot be divided among %d ranks", j.Sequence, j.Parallel.Context)
 	}

@@ -60,7 +60,35 @@ func (r *resolver) versions() error {
 	case (r.Modules == "" || r.Modules == transformersModules) && v.Transformers.AtLeast(5, 0, 0):
 		r.job.Model = r.fused()
 	}
+	r.recurrent()
 	return nil
+}
+
+// recurrent says which kernels run the layers that pass a state from token to token. Releases of transformers before
+// 5.20 had other operations there (mamba2_chunk_scan and torch_chunk_gated_delta_rule are those of 5.20), and compilers
+// fuse them: a plan then has a range.
+func (r *resolver) recurrent() {
+	if n := r.job.Model.Network; n.Opaque != nil || !n.Recurrent() {
+		return
+	}
+	why := ""
+	switch {
+	case !r.job.Versions.Transformers.AtLeast(5, 20, 0):
+		why = "transformers " + r.job.Versions.Transformers.String() + " computes recurrent layers otherwise than 5.20"
+	case r.compiled():
+		why = "it is not planned what torch.compile makes of recurrent layers"
+	}
+	if why != "" {
+		if unknown, ok := r.job.Model.WithoutOperations(); ok {
+			r.job.Model = unknown
+			r.assume("%s: the plan gives a range. plimsoll plan -- PROGRAM runs your program for an exact answer",
+				why)
+			return
+		}
+	}
+	r.assume("recurrent layers run as transformers computes them in PyTorch alone. With the kernels of mamba-ssm, " +
+		"causal-conv1d or flash-linear-attention they keep less: plimsoll plan -- PROGRAM runs your program with " +
+		"what is installed")
 }
 
 const newestTorch = "2.13.0"

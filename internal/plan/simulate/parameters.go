@@ -137,9 +137,11 @@ func experts(x *model.Mixture, m forward.Parameters) forward.Experts {
 	}
 	for i := range x.Experts {
 		f := &x.Experts[i]
-		if gate := m.ByName[f.Gate+".weight"]; gate != nil {
-			e.Gate, e.Up, e.Down = append(e.Gate, gate),
-				append(e.Up, m.ByName[f.Up+".weight"]), append(e.Down, m.ByName[f.Down+".weight"])
+		if up := m.ByName[f.Up+".weight"]; up != nil {
+			e.Up, e.Down = append(e.Up, up), append(e.Down, m.ByName[f.Down+".weight"])
+			if !x.Ungated {
+				e.Gate = append(e.Gate, m.ByName[f.Gate+".weight"])
+			}
 		}
 	}
 	return e

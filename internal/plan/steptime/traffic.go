@@ -136,8 +136,12 @@ func (w *work) addBlock(j *job.Job, of rows, s *model.Stack, b *model.Block) {
 	if j.AutocastType != dtype.Invalid && !j.Compile { // norms compute in fp32, and products cast what they read
 		w.traffic += tokens * hidden * 2 * castBytes
 	}
-	w.addAttention(j, of, s, &b.Attention)
-	w.addRotary(j, &b.Attention, tokens*wide, fused)
+	for _, a := range []*model.Attention{&b.Attention, b.Beside} {
+		if a != nil && a.Computes() {
+			w.addAttention(j, of, s, a)
+			w.addRotary(j, a, tokens*wide, fused)
+		}
+	}
 	if b.Cross != nil {
 		across := of
 		across.sequence = of.across
@@ -222,8 +226,15 @@ func (w *work) addFeedForward(j *job.Job, f *model.FeedForward, hidden, tokens f
 func (w *work) addAttention(j *job.Job, of rows, s *model.Stack, a *model.Attention) {
 	tokens := of.all
 	w.kernels += attentionKernels
-	if a.Delta != nil { // linear in the sequence
+	switch { // linear in the sequence
+	case a.Delta != nil:
 		w.addDelta(j, a.Delta, tokens)
+		return
+	case a.Scan != nil:
+		w.addScan(j, a.Scan, tokens)
+		return
+	case a.Short != nil:
+		w.traffic += tokens * float64(a.Short.Convolution.Channels) * normBytes
 		return
 	}
 	keys := of.sequence
@@ -257,5 +268,15 @@ func (w *work) addDelta(j *job.Job, d *model.Delta, tokens float64) {
 	w.attention += 2 * tokens * heads * each
 	w.begun += 2 * tokens * heads * each // such small products reach half of what attention does
 	w.traffic += tokens * heads * float64(2*d.KeyWidth+2*d.ValueWidth) * normBytes
+	w.kernels += eagerKernels
+}
+
+// addScan adds a selective state space: scores of the pairs within a chunk, and the states between chunks.
+func (w *work) addScan(j *job.Job, s *model.Scan, tokens float64) {
+	heads := float64(s.Heads) / float64(j.Parallel.Tensor)
+	each := float64(s.Chunk*(s.State+s.Width) + 2*s.State*s.Width)
+	w.attention += 2 * tokens * heads * each
+	w.begun += 2 * tokens * heads * each // such small products reach half of what attention does
+	w.traffic += tokens * heads * float64(3*s.Chunk+4*s.State+6*s.Width) * normBytes
 	w.kernels += eagerKernels
 }
