@@ -101,9 +101,12 @@ func (in *Inputs) decideMegatron(o Overrides) (*Job, error) {
 	if said := in.environment.said["torch"]; said != "" {
 		j.Assumptions = append(j.Assumptions, said)
 	}
-	if p := in.megatron.Policy; p != nil && p.Engine != nil {
-		e := *p.Engine
-		j.Rollout = &e
+	if p := in.megatron.Policy; p != nil {
+		j.LeftOut = slices.Clone(p.LeftOut)
+		if p.Engine != nil {
+			e := *p.Engine
+			j.Rollout = &e
+		}
 	}
 	if q.Rollout != "" {
 		if j.Rollout, err = rollout.Parse(q.Rollout, j.Rollout); err != nil {

@@ -3,10 +3,12 @@ package slime
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/bridge"
 	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
 	"plimsoll/internal/input/rollout"
@@ -39,8 +41,43 @@ func (r *reader) engine() error {
 	}
 	e.Sync = ledger.Bytes(r.Integer("update_weight_buffer_size"))
 	e.RayThreshold = rollout.RayUsualThreshold
+	e.LongestSample = r.unbounded()
 	r.policy.Engine = &e
 	return r.places(&e)
+}
+
+// unbounded returns the tokens that a sample may have where code of the user makes it of several turns, and nothing
+// bounds it: the engine's context, which is that of the checkpoint. It returns 0 where samples are bounded.
+func (r *reader) unbounded() int64 {
+	if !r.Gives("custom_generate_function_path") || r.Integer("rollout_max_context_len") > 0 {
+		return 0
+	}
+	if n := r.Integer("sglang_context_length"); n > 0 {
+		return n
+	}
+	return r.contextOf(r.Find("hf_checkpoint"))
+}
+
+// contextOf returns the positions of the model that a checkpoint's name stands for.
+func (r *reader) contextOf(name *strict.Value) int64 {
+	if name == nil {
+		return rollout.NoContext
+	}
+	config, _, err := bridge.Sizes(r.Document, &strict.Value{Kind: '{', At: name.At}, lastFolder(name))
+	if err != nil || config.Member("max_position_embeddings") == nil {
+		return rollout.NoContext
+	}
+	n, err := strconv.ParseInt(config.Member("max_position_embeddings").Value.Text, 10, 32)
+	if err != nil || n <= 0 {
+		return rollout.NoContext
+	}
+	return n
+}
+
+// lastFolder returns the last folder of a path, which names a model.
+func lastFolder(name *strict.Value) *strict.Value {
+	path := strings.TrimRight(name.Text, "/")
+	return strict.Bare(path[strings.LastIndexByte(path, '/')+1:], name.At)
 }
 
 // places says whether the engine and the trainer share GPUs, and what leaves them.
@@ -70,6 +107,7 @@ func (r *reader) places(e *rollout.Engine) error {
 	if !offloads("offload_train") {
 		return nil
 	}
+	e.Earlier = true
 	// All of the trainer leaves. Buffers of parameters and gradients have no copy: TensorBackuper has the parameters.
 	e.Backups = rollout.Backups{Parameters: true, Gradients: true, Optimizer: true}
 	e.Dropped = rollout.Backups{Parameters: true, Gradients: true}
@@ -78,8 +116,9 @@ func (r *reader) places(e *rollout.Engine) error {
 		r.Note("offload_train", "is on, and SGLang has GPUs of its own: the trainer's peak is that of its own passes")
 		return nil
 	}
-	r.Note("colocate", "moves no parameters and no gradients to the host since slime 0.3.0 (May 2026): earlier "+
-		"releases do while SGLang generates, and --rollout backups=all plans that")
+	r.Note("colocate", "moves no parameters and no gradients to the host since slime 0.3.0 (May 2026): the interval "+
+		"has room for earlier releases, which do while SGLang generates. --rollout backups=all plans them, and "+
+		"release=current leaves them out")
 	return nil
 }
 

@@ -177,8 +177,7 @@ func (r *reader) sizes() error {
 		return r.Inputf(r.hidden[0].At, "%s prints arguments of the model, and plimsoll does not run it",
 			r.hidden[0].Text).WithHint("put what it prints in its place")
 	}
-	short := strict.Bare(name.Text[strings.LastIndexByte(strings.TrimRight(name.Text, "/"), '/')+1:], name.At)
-	short.Text = strings.TrimRight(short.Text, "/")
+	short := lastFolder(name)
 	config, notes, err := bridge.Sizes(r.Document, r.made, short)
 	if err != nil {
 		return err
