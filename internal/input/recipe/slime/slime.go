@@ -213,6 +213,12 @@ func (r *reader) lengths() error {
 	if r.Integer("rollout_max_context_len")+r.Integer("rollout_max_prompt_len") == 0 && longest > 0 {
 		r.Note("rollout_max_response_len", "says how long answers are, and nothing how long prompts are: samples "+
 			"count as long as answers (give --rollout-max-context-len)")
+		if key != "max_tokens_per_gpu" || longest >= tokens {
+			r.policy.LeftOut = append(r.policy.LeftOut, "prompts, whose length nothing says")
+		}
+	}
+	if longest == 0 {
+		r.policy.LeftOut = append(r.policy.LeftOut, "samples of more than --max-tokens-per-gpu")
 	}
 	unit := r.number("tensor_model_parallel_size", 1) * r.Integer("data_pad_size_multiplier") * context
 	if key == "max_tokens_per_gpu" {

@@ -35,6 +35,7 @@ var settings = recipe.SettingKeys{
 	recipe.TrainBatch:            {Path: actor + "ppo_mini_batch_size"},
 	recipe.GradientCheckpointing: {Path: model + "enable_gradient_checkpointing"},
 	recipe.RolloutFraction:       {Path: engine + "gpu_memory_utilization", Says: recipe.AssignedFraction},
+	recipe.RolloutJudged:         {Path: engine + "log_prob_micro_batch_size_per_gpu", Says: recipe.AssignedCount},
 	recipe.RolloutSleep:          {Path: engine + "free_cache_engine", Says: recipe.Constant(true)},
 }
 
