@@ -52,6 +52,7 @@ const (
 	RolloutReference Setting = "place of the frozen model"
 	RolloutLogProbs  Setting = "log-probabilities of answers"
 	RolloutJudged    Setting = "sequences that are judged at a time"
+	SampleBound      Setting = "tokens of the longest sample"
 	PackedTokens     Setting = "tokens of a packed micro batch"
 
 	SequenceSplit        Setting = "sequence parallelism"

@@ -61,6 +61,11 @@ func fewerJudged(j *job.Job) (ways [][]amend.Setting) {
 	return ways
 }
 
+// boundedSamples ends samples that nothing else bounds where micro batches are as planned.
+func boundedSamples(j *job.Job) [][]amend.Setting {
+	return when(j.Rollout != nil && j.Rollout.LongestSample != 0, to(recipe.SampleBound, int(j.Sequence)))
+}
+
 func referenceOnHost(j *job.Job) [][]amend.Setting {
 	return when(j.Rollout != nil && !j.Rollout.HostReference && j.Reference != nil,
 		to(recipe.RolloutReference, "reference=host"))

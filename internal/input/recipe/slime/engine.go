@@ -1,6 +1,7 @@
 package slime
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -21,6 +22,13 @@ func (r *reader) engine() error {
 		return nil
 	}
 	e := rollout.New(rollout.SGLang)
+	if r.vllm {
+		var err error
+		if e, err = r.engineOfVime(); err != nil {
+			return err
+		}
+		return r.beside(&e)
+	}
 	e.Fraction = r.Number("sglang_mem_fraction_static")
 	pipeline := max(1, r.Integer("sglang_pp_size"), r.Integer("sglang_pipeline_parallel_size"))
 	if pipeline > 1 {
@@ -39,11 +47,38 @@ func (r *reader) engine() error {
 			e.CacheType = fp8
 		}
 	}
+	return r.beside(&e)
+}
+
+// engineOfVime reads vLLM, as vime starts it (vime/backends/vllm_utils/vllm_engine.py).
+func (r *reader) engineOfVime() (rollout.Engine, error) {
+	e := rollout.New(rollout.VLLM)
+	for _, key := range []string{"vllm_pipeline_parallel_size", "vllm_data_parallel_size"} {
+		if r.Integer(key) > 1 {
+			return e, r.Fault(key, "divides the engine in a way that is not planned yet", "set it to 1")
+		}
+	}
+	if f := r.Number("vllm_gpu_memory_utilization"); f > 0 {
+		e.Fraction = f
+	}
+	e.Tensor = r.Integer("rollout_num_gpus_per_engine")
+	e.BatchTokens = cmp.Or(r.Integer("vllm_max_num_batched_tokens"), e.BatchTokens)
+	e.Sequences = cmp.Or(r.Integer("vllm_max_num_seqs"), e.Sequences)
+	e.Longest = cmp.Or(r.Integer("vllm_max_model_len"), r.Integer("rollout_max_context_len"))
+	e.Graphs = !r.Truth("vllm_enforce_eager")
+	if strings.HasPrefix(r.Word("vllm_kv_cache_dtype"), "fp8") {
+		e.CacheType = fp8
+	}
+	return e, nil
+}
+
+// beside reads what an engine has beside its own arguments.
+func (r *reader) beside(e *rollout.Engine) error {
 	e.Sync = ledger.Bytes(r.Integer("update_weight_buffer_size"))
 	e.RayThreshold = rollout.RayUsualThreshold
 	e.LongestSample = r.unbounded()
-	r.policy.Engine = &e
-	return r.places(&e)
+	r.policy.Engine = e
+	return r.places(e)
 }
 
 // unbounded returns the tokens that a sample may have where code of the user makes it of several turns, and nothing
@@ -52,7 +87,7 @@ func (r *reader) unbounded() int64 {
 	if !r.Gives("custom_generate_function_path") || r.Integer("rollout_max_context_len") > 0 {
 		return 0
 	}
-	if n := r.Integer("sglang_context_length"); n > 0 {
+	if n := cmp.Or(r.Integer("sglang_context_length"), r.Integer("vllm_max_model_len")); n > 0 {
 		return n
 	}
 	return r.contextOf(r.Find("hf_checkpoint"))
@@ -103,6 +138,9 @@ func (r *reader) places(e *rollout.Engine) error {
 	}
 	if offloads("offload_rollout") {
 		e.Sleep = 2
+		if r.vllm {
+			e.Sleep = 1 // release_memory_occupation
+		}
 	}
 	if !offloads("offload_train") {
 		return nil
@@ -122,12 +160,16 @@ func (r *reader) places(e *rollout.Engine) error {
 	return nil
 }
 
-// ofSGLang reads an argument of SGLang that no key has.
-func (r *reader) ofSGLang(m strict.Member) {
+// ofEngine reads an argument of SGLang or vLLM that no key has.
+func (r *reader) ofEngine(m strict.Member) {
 	if slices.Contains(strings.Fields(rule.Uncommented(engineIgnored)), m.Name) ||
 		strings.HasPrefix(m.Name, "router_") || strings.HasPrefix(m.Name, "sglang_router_") {
 		return
 	}
-	r.Notes = append(r.Notes, recipe.Note{Where: r.Position(m.At), What: "--" + dashed(m.Name) +
-		" is SGLang's: planned as without it, and it may change how the engine divides its share of the GPU"})
+	name := "SGLang"
+	if strings.HasPrefix(m.Name, "vllm_") {
+		name = "vLLM"
+	}
+	r.Notes = append(r.Notes, recipe.Note{Where: r.Position(m.At), What: "--" + dashed(m.Name) + " is " + name +
+		"'s: planned as without it, and it may change how the engine divides its share of the GPU"})
 }

@@ -1,5 +1,5 @@
-// Package slime reads commands of slime and of miles, its fork, which train policies by Megatron core on answers that
-// SGLang generates.
+// Package slime reads commands of slime and of its forks miles and vime, which train policies by Megatron core on answers
+// that SGLang generates, or vLLM with vime.
 package slime
 
 import (
@@ -25,6 +25,7 @@ var Kind = &recipe.Kind{Name: "training of slime or miles", Flag: recipe.Megatro
 	Known:    &schema.Rule, Arguments: read,
 	Settings: recipe.ArgumentKeys(recipe.SettingKeys{
 		recipe.PackedTokens:         {Path: "max_tokens_per_gpu"},
+		recipe.SampleBound:          {Path: "rollout_max_context_len"},
 		recipe.DistributedOptimizer: {Path: "use_distributed_optimizer", Unset: true},
 		recipe.RolloutFraction:      {Path: "sglang_mem_fraction_static", Says: recipe.AssignedFraction},
 	}, recipe.MicroBatch, recipe.TrainBatch, recipe.Accumulation, recipe.FusedLoss, recipe.FusedLossBy,
@@ -37,6 +38,7 @@ type reader struct {
 	hidden []*strict.Value // commands whose outputs are arguments
 	made   *strict.Value
 	policy *recipe.Policy
+	vllm   bool // arguments of vLLM are given: vime has it in place of SGLang
 }
 
 // read reads a command.
@@ -46,6 +48,7 @@ func read(d *strict.Document) (recipe.MadeArguments, error) {
 	own := &strict.Document{File: d.File, Text: d.Text, Root: &strict.Value{Kind: '{', At: d.Root.At}}
 	var others, unset []strict.Member
 	for _, m := range d.Root.Members {
+		r.vllm = r.vllm || strings.HasPrefix(m.Name, "vllm_")
 		if negated, is := strings.CutPrefix(m.Name, "no_"); is && names().Know(negated) {
 			m.Name, m.Value = negated, strict.Of(false)
 		}
@@ -93,8 +96,9 @@ func read(d *strict.Document) (recipe.MadeArguments, error) {
 // pass gives an argument of Megatron-LM as it is. The parsers of these programs ignore what they do not know, so it is
 // noted.
 func (r *reader) pass(m strict.Member) {
-	if strings.HasPrefix(m.Name, "sglang_") || strings.HasPrefix(m.Name, "router_") {
-		r.ofSGLang(m)
+	if strings.HasPrefix(m.Name, "sglang_") || strings.HasPrefix(m.Name, "router_") ||
+		strings.HasPrefix(m.Name, "vllm_") {
+		r.ofEngine(m)
 		return
 	}
 	if is, meant := recipe.IsArgument(m.Name); !is {
