@@ -57,8 +57,6 @@ type Kind struct {
 	Spreads bool
 	// Assigns says that arguments of such commands are assignments, as Hydra has them: section.key=value.
 	Assigns bool
-	// Underscored says that flags of such commands have underscores: --train_batch_size. Settings are edited in scripts.
-	Underscored bool
 	// Abbreviates says that such commands read their arguments by transformers' HfArgumentParser.
 	Abbreviates bool
 	// Command makes the members of such a command of its words, the name of the program first. It is nil for commands

@@ -69,7 +69,8 @@ const (
 	FusedLossBy          Setting = "implementation of the fused loss"
 )
 
-// SettingKey is the key of a setting in one kind of file. A value is written as the kind says it.
+// SettingKey is the key of a setting in one kind of file. A value is written as the kind says it. A path that begins with
+// -- is a flag of a command, as the program spells it.
 type SettingKey struct {
 	Path  string
 	Says  func(any) any // nil for as it is
@@ -175,12 +176,30 @@ func LoadSettings(file string, texts files.Texts) (*Settings, error) {
 	s := &Settings{File: file, document: d, keys: found.Settings, assigns: found.Assigns && isStarted,
 		translated: found.Arguments != nil,
 		isScript: d.Root.Member(megatronMark) != nil ||
-			(found.Arguments != nil || found.Underscored) && isStarted && !found.Assigns,
-		underscored: found.Underscored}
+			found.Arguments != nil && isStarted && !found.Assigns}
 	if found.SettingsOf != nil {
 		s.keys = found.SettingsOf(d.Root)
 	}
+	if flags := s.keys.ofFlags(); flags != nil {
+		s.keys, s.underscored, s.isScript = flags, true, true
+	}
 	return s, nil
+}
+
+// ofFlags returns the keys of a program whose paths are flags, or nil for others.
+func (k SettingKeys) ofFlags() SettingKeys {
+	keys, any := SettingKeys{}, false
+	for setting, key := range k {
+		var is bool
+		if key.Path, is = strings.CutPrefix(key.Path, "--"); is {
+			any = true
+		}
+		keys[setting] = key
+	}
+	if !any {
+		return nil
+	}
+	return keys
 }
 
 // trainerKeysOf returns the keys of TrainingArguments, and of a DeepSpeed configuration in them.

@@ -451,8 +451,8 @@ func (r *runner) prints(s *syntax.Stmt, input string) (string, bool) {
 	return "", false
 }
 
-// printsElse returns what A && echo X || Y prints, where A looks for a module of devices that are no GPUs of NVIDIA: the
-// plan is of these, and the module is not there.
+// printsElse returns what A && echo X || Y prints, where A looks for a module of devices that are no GPUs of NVIDIA.
+// The plan is of these, and the module is not there.
 func (r *runner) printsElse(c *syntax.BinaryCmd, input string) (string, bool) {
 	both, is := c.X.Cmd.(*syntax.BinaryCmd)
 	if !is || both.Op != syntax.AndStmt {
@@ -473,8 +473,9 @@ func (r *runner) printsElse(c *syntax.BinaryCmd, input string) (string, bool) {
 	return r.prints(c.Y, input)
 }
 
-// otherDevices matches a program of Python that imports a module of Ascend's, Intel's, Google's or Moore Threads' devices.
-var otherDevices = lazyregexp.New(`^import (torch_npu|habana_frameworks|intel_extension_for_pytorch|torch_xla|torch_musa)$`)
+// otherDevices matches a program of Python that imports a module of devices of Ascend, Intel, Google or Moore Threads.
+var otherDevices = lazyregexp.New(
+	`^import (torch_npu|habana_frameworks|intel_extension_for_pytorch|torch_xla|torch_musa)$`)
 
 // printsThere returns what cd FOLDER && pwd prints, as scripts find their own folder. The path is as it was given.
 func (r *runner) printsThere(c *syntax.BinaryCmd) (string, bool) {

@@ -89,8 +89,8 @@ func spreadOf(j *job.Job, c simulate.RankClass) Spread {
 	return s
 }
 
-// earlierLogits are the copies of the logits in fp32 that slime's loss had beyond those of today: 5.25 of 4 samples and 6
-// of one, where today's has 3 (get_log_probs_and_entropy of slime 0.2.1, measured with torch 2.15).
+// earlierLogits are the copies of the logits in fp32 that slime's loss had beyond those of today: 5.25 of 4 samples and
+// 6 of one, where today's has 3 (get_log_probs_and_entropy of slime 0.2.1, measured with torch 2.15).
 const earlierLogits = 3
 
 // spreadOfMegatron returns the spread of a job of Megatron-LM.

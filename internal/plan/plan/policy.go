@@ -18,7 +18,9 @@ func (p *Plan) widenByRelease(node *ledger.Device, c simulate.RankClass) {
 	with.Phases = slices.Clone(node.Phases)
 	for i := range with.Phases {
 		if of := &with.Phases[i]; slices.Contains(awake, of.Name) {
-			of.PeakUsed, of.PeakReserved, of.PeakAllocated = of.PeakUsed+more, of.PeakReserved+more, of.PeakAllocated+more
+			of.PeakUsed += more
+			of.PeakReserved += more
+			of.PeakAllocated += more
 		}
 	}
 	raise(node, p.Spread.Used(&with, with.Peak().PeakUsed, with.Phases).Upper, "earlier releases", "before May 2026 "+

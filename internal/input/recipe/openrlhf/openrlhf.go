@@ -19,14 +19,13 @@ const mark = "openrlhf_ppo"
 
 // Kind is the kind of the commands that train a policy on answers that vLLM generates.
 var Kind = &recipe.Kind{Name: "training of OpenRLHF", Flag: recipe.ConfigFlag, Program: &program, Marks: mark,
-	Underscored: true,
-	Commands:    map[string]string{"openrlhf/cli/train_ppo_ray.py": mark, "examples/train_ppo_ray.py": mark},
+	Commands: map[string]string{"openrlhf/cli/train_ppo_ray.py": mark, "examples/train_ppo_ray.py": mark},
 	Settings: recipe.SettingKeys{
-		recipe.MicroBatch:      {Path: "micro_train_batch_size"},
+		recipe.MicroBatch:      {Path: "--micro_train_batch_size"},
 		recipe.Accumulation:    {Follows: recipe.TrainBatch},
-		recipe.TrainBatch:      {Path: "train_batch_size"},
-		recipe.RolloutJudged:   {Path: "micro_rollout_batch_size", Says: recipe.AssignedCount},
-		recipe.RolloutFraction: {Path: "vllm_gpu_memory_utilization", Says: recipe.AssignedFraction},
+		recipe.TrainBatch:      {Path: "--train_batch_size"},
+		recipe.RolloutJudged:   {Path: "--micro_rollout_batch_size", Says: recipe.AssignedCount},
+		recipe.RolloutFraction: {Path: "--vllm_gpu_memory_utilization", Says: recipe.AssignedFraction},
 	}}
 
 //go:embed ignored.txt

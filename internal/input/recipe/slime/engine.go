@@ -4,12 +4,10 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/recipe"
-	"plimsoll/internal/input/recipe/bridge"
 	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
 	"plimsoll/internal/input/rollout"
@@ -82,7 +80,7 @@ func (r *reader) beside(e *rollout.Engine) error {
 }
 
 // unbounded returns the tokens that a sample may have where code of the user makes it of several turns, and nothing
-// bounds it: the engine's context, which is that of the checkpoint. It returns 0 where samples are bounded.
+// bounds it: the engine's context, if arguments say it. It returns 0 where samples are bounded.
 func (r *reader) unbounded() int64 {
 	if !r.Gives("custom_generate_function_path") || r.Integer("rollout_max_context_len") > 0 {
 		return 0
@@ -90,23 +88,7 @@ func (r *reader) unbounded() int64 {
 	if n := cmp.Or(r.Integer("sglang_context_length"), r.Integer("vllm_max_model_len")); n > 0 {
 		return n
 	}
-	return r.contextOf(r.Find("hf_checkpoint"))
-}
-
-// contextOf returns the positions of the model that a checkpoint's name stands for.
-func (r *reader) contextOf(name *strict.Value) int64 {
-	if name == nil {
-		return rollout.NoContext
-	}
-	config, _, err := bridge.Sizes(r.Document, &strict.Value{Kind: '{', At: name.At}, lastFolder(name))
-	if err != nil || config.Member("max_position_embeddings") == nil {
-		return rollout.NoContext
-	}
-	n, err := strconv.ParseInt(config.Member("max_position_embeddings").Value.Text, 10, 32)
-	if err != nil || n <= 0 {
-		return rollout.NoContext
-	}
-	return n
+	return rollout.NoContext
 }
 
 // lastFolder returns the last folder of a path, which names a model.

@@ -1,5 +1,5 @@
-// Package slime reads commands of slime and of its forks miles and vime, which train policies by Megatron core on answers
-// that SGLang generates, or vLLM with vime.
+// Package slime reads commands of slime and of its forks miles and vime. They train policies by Megatron core on
+// answers that SGLang generates, or vLLM with vime.
 package slime
 
 import (
