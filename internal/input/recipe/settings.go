@@ -69,8 +69,8 @@ const (
 	FusedLossBy          Setting = "implementation of the fused loss"
 )
 
-// SettingKey is the key of a setting in one kind of file. A value is written as the kind says it. A path that begins with
-// -- is a flag of a command, as the program spells it.
+// SettingKey is the key of a setting in one kind of file. A value is written as the kind says it. A path that begins
+// with -- is a flag of a command, as the program spells it.
 type SettingKey struct {
 	Path  string
 	Says  func(any) any // nil for as it is

@@ -79,11 +79,13 @@ func TestEarlierReleases(t *testing.T) {
 
 // TestVerdictNamesWhatIsLeftOut: a job says what its verdict does not count.
 func TestVerdictNamesWhatIsLeftOut(t *testing.T) {
+	const experts = "--moe-enable-deepep --sequence-parallel --num-experts 8 --moe-grouped-gemm " +
+		"--moe-token-dispatcher-type flex"
 	for more, want := range map[string]string{
+		experts:                            "the buffers of DeepEP",
 		"":                                 "",
 		"--no-colocate":                    "the GPUs of SGLang",
 		"--rollout-max-response-len 20000": "prompts, whose length nothing says",
-		"--moe-enable-deepep --sequence-parallel --num-experts 8 --moe-grouped-gemm --moe-token-dispatcher-type flex": "the buffers of DeepEP",
 	} {
 		if got := strings.Join(policyPlan(t, more, "", 0).Job.LeftOut, "; "); got != want {
 			t.Errorf("%s: left out %q, want %q", more, got, want)

@@ -129,7 +129,7 @@ func (r *reader) refuse() error {
 		return r.Fault(actor+"optim.optimizer", fmt.Sprintf("is %s, which is not planned yet", o),
 			"plimsoll plans AdamW of torch.optim")
 	}
-	if _, n := r.sequenceRanks(); n > 1 && max(1, r.Integer("trainer.n_gpus_per_node")*
+	if n := r.sequenceRanks(); n > 1 && max(1, r.Integer("trainer.n_gpus_per_node")*
 		r.Integer("trainer.nnodes"))%n != 0 {
 		return r.Fault(actor+"ulysses_sequence_parallel_size", fmt.Sprintf("is %d, which does not divide the GPUs", n),
 			"give a divisor of their number")
@@ -147,13 +147,10 @@ func (r *reader) refuse() error {
 			fsdp+"qat.enable "+model+"mtp.enable "+model+"tiled_mlp.enabled"))
 }
 
-// sequenceRanks returns the ranks that share a sequence, and the key that says them: its name since 0.9, or that before.
-func (r *reader) sequenceRanks() (string, int64) {
+// sequenceRanks returns the ranks that share a sequence. The key is in fsdp_config since 0.9.
+func (r *reader) sequenceRanks() int64 {
 	const name = "ulysses_sequence_parallel_size"
-	if n := r.Integer(fsdp + name); n > 1 {
-		return fsdp + name, n
-	}
-	return actor + name, r.Integer(actor + name)
+	return max(r.Integer(fsdp+name), r.Integer(actor+name))
 }
 
 // colocated refuses trainings whose engine is not on the GPUs of the trained model.
@@ -190,7 +187,7 @@ func remarks(r *strict.Reader) {
 func (r *reader) batch() error {
 	longest := r.Integer("data.max_prompt_length") + r.Integer("data.max_response_length")
 	key, micro := actor+"ppo_micro_batch_size_per_gpu", r.Integer(actor+"ppo_micro_batch_size_per_gpu")
-	_, shared := r.sequenceRanks()
+	shared := r.sequenceRanks()
 	all := max(1, r.To.PerNode*r.To.Nodes) / int(shared)
 	if micro == 0 {
 		key, micro = actor+"ppo_micro_batch_size", r.Integer(actor+"ppo_micro_batch_size")/int64(all)
@@ -259,7 +256,7 @@ func (r *reader) shard() {
 	r.To.SeveralOnly = true
 	r.Set("fsdp", actor+"strategy", "full_shard auto_wrap")
 	recipe.Give(r.Arguments, "fsdp_config", r.At(actor+"strategy"), config)
-	if _, n := r.sequenceRanks(); n > 1 { // Ulysses, with flash attention: verl/models/transformers/monkey_patch.py
+	if n := r.sequenceRanks(); n > 1 { // Ulysses, with flash attention: verl/models/transformers/monkey_patch.py
 		r.To.Attention = "flash"
 		r.To.Parallelism = &recipe.Parallelism{Replicate: 1, Shard: max(1, r.To.PerNode*r.To.Nodes/int(n)), Tensor: 1,
 			Context: int(n), Sequence: 1, Ulysses: true}
