@@ -20,11 +20,11 @@ type rolloutEngine struct {
 	pinned    *pinnedMemory // of vLLM, for weights that sleep
 	weights   []hold
 	cache     hold
-	asleep    []tensor // copies of the weights
-	trainer   moved    // what of the trainer is on the host
-	optimizer moved    // the same, until the update
-	reference moved    // the frozen model
-	dropped   ledger.Bytes
+	asleep    []tensor     // copies of the weights
+	trainer   moved        // what of the trainer is on the host
+	optimizer moved        // the same, until the update
+	reference moved        // the frozen model
+	dropped   ledger.Bytes // of the trainer, at most: it leaves the GPU without a copy
 }
 
 // moved is memory of a GPU that waits on the host.
