@@ -68,6 +68,9 @@ func (j *Job) effects() error {
 				"remove it, and expect the job's memory to differ from the plan")
 		case noted[key] != "":
 			j.assume("--%s: %s", dashed(key), noted[key])
+			if what, left := strings.CutSuffix(noted[key], " are not in the plan"); left {
+				j.LeftOut = append(j.LeftOut, what)
+			}
 		case !slices.Contains(silent, key):
 			j.assume("--%s: planned as without it, and it may change memory a little", dashed(key))
 		}

@@ -56,6 +56,7 @@ type Job struct {
 	Layers                      []Layer // of the model, in the order of the pipeline
 	Attention                   string  // flash, fused, unfused or local
 	Assumptions                 []string
+	LeftOut                     []string // what the job has beside what is planned
 }
 
 // Layer is a layer of the model.

@@ -9,6 +9,7 @@ import (
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/rollout"
 )
 
 // slimeText is a command of slime. Arguments are added behind it.
@@ -73,6 +74,10 @@ func TestSlime(t *testing.T) {
 			`sglang 0.6 of 2, sleep 0, server false, backups "", dropped "", copies 1, reference false`},
 		{"--no-colocate --rollout-num-gpus 8", engine,
 			`sglang 0.6 of 2, sleep 0, server true, backups "", dropped "", copies 1, reference false`},
+		{"--vllm-gpu-memory-utilization 0.7", engine, `vllm 0.7 of 2, sleep 1, server false, backups "all", ` +
+			`dropped "parameters+gradients", copies 1, reference false`},
+		{"--vllm-max-num-seqs 64", engine, `vllm 0.92 of 2, sleep 1, server false, backups "all", ` +
+			`dropped "parameters+gradients", copies 1, reference false`},
 		{"--debug-train-only", engine, "none"},
 		{"--load-debug-rollout-data x", engine, "none"},
 	} {
@@ -81,6 +86,35 @@ func TestSlime(t *testing.T) {
 			t.Errorf("%s: %v", tt.more, err)
 		} else if is := tt.of(j); is != tt.want {
 			t.Errorf("%s: %s, want %s", tt.more, is, tt.want)
+		}
+	}
+}
+
+// TestSlimeSamples holds how long samples may be beyond what arguments say, and whether an earlier release may run.
+func TestSlimeSamples(t *testing.T) {
+	unbounded := strings.Replace(slimeText, "--rollout-max-context-len 4096", "--rollout-max-response-len 2048", 1)
+	for _, tt := range []struct {
+		more    string
+		earlier bool
+		longest int64
+		leftOut int
+	}{
+		{"", true, 0, 0},
+		{"--no-colocate", false, 0, 0},
+		{"--rollout-max-response-len 90000", true, 0, 1}, // prompts make the longest sample longer
+		{"--custom-generate-function-path a.b", true, rollout.NoContext, 0},
+		{"--custom-generate-function-path a.b --rollout-max-context-len 4096", true, 0, 0},
+		{"--custom-generate-function-path a.b --sglang-context-length 9000", true, 9000, 0},
+		{"--custom-generate-function-path a.b --vllm-max-model-len 9001", true, 9001, 0},
+	} {
+		j, err := ofScript(t, unbounded+" "+tt.more+"\n")
+		if err != nil {
+			t.Errorf("%s: %v", tt.more, err)
+			continue
+		}
+		p := j.Policy
+		if e := p.Engine; e.Earlier != tt.earlier || e.LongestSample != tt.longest || len(p.LeftOut) != tt.leftOut {
+			t.Errorf("%s: earlier %t, longest %d, left out %q", tt.more, e.Earlier, e.LongestSample, p.LeftOut)
 		}
 	}
 }
@@ -96,6 +130,8 @@ func TestSlimeRefuses(t *testing.T) {
 		"--spec a b":                               "spec is not planned yet",
 		"--loss-type custom_loss":                  "a loss of the user's own",
 		"--sglang-pp-size 2":                       "divides the layers of the engine",
+		"--vllm-data-parallel-size 2":              "divides the engine",
+		"--vllm-config x.yaml":                     "divides the engine",
 		"--num-experts 8 --moe-layer-freq $NOBODY": "plimsoll cannot evaluate",
 	} {
 		_, err := ofSlime(t, more)
@@ -107,6 +143,7 @@ func TestSlimeRefuses(t *testing.T) {
 	for more, note := range map[string]string{
 		"--max-token-per-gpu 64":          "did you mean --max-tokens-per-gpu?",
 		"--sglang-enable-torch-compile":   "--sglang-enable-torch-compile is SGLang's",
+		"--vllm-quantization fp8":         "--vllm-quantization is vLLM's",
 		"--custom-config-path x.yaml":     "a file whose keys go before arguments",
 		"--actor-num-gpus-per-node $GPUS": "which the script does not set: 8 counts",
 	} {

@@ -231,7 +231,7 @@ func ofFolder(file string) (known string, c *Namesake) {
 	if n := len(folders); n > 2 && folders[n-2] == "snapshots" { // of huggingface_hub's cache
 		folders = folders[:n-2]
 	}
-	if len(folders) < 2 {
+	if len(folders) < 2 && !strings.HasPrefix(file, "/") {
 		return "", nil
 	}
 	name := strings.ReplaceAll(folders[len(folders)-1], "___", ".") // as ModelScope's cache writes a dot

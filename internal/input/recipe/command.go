@@ -90,6 +90,9 @@ func sourcedNotes(d *strict.Document, s *shell.Script) (notes []Note) {
 		notes = append(notes, Note{Where: d.Position(f.At),
 			What: f.Name + " is a part of the script, and is not here: what it sets counts as not set"})
 	}
+	for _, p := range s.Probes {
+		notes = append(notes, Note{Where: d.Position(p.At), What: p.Text + " fails: the plan is of NVIDIA's GPUs"})
+	}
 	return notes
 }
 

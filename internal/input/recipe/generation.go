@@ -7,4 +7,6 @@ type Generation struct {
 	Engine *rollout.Engine
 	// Reference says that a frozen model judges the answers: the trained model as it was loaded.
 	Reference bool
+	// LeftOut names what the job has beside what is planned, such as models on other GPUs. A verdict stands beside it.
+	LeftOut []string
 }

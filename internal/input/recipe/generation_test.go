@@ -209,6 +209,11 @@ func TestVerl(t *testing.T) {
 		}), false, 2048, 16},
 		" actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192": {
 			usual(func(*rollout.Engine) {}), false, 8192, 16},
+		micro + " actor_rollout_ref.actor.ulysses_sequence_parallel_size=2": {
+			usual(func(*rollout.Engine) {}), false, 2048, 32},
+		" actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192" +
+			" actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=4": {
+			usual(func(*rollout.Engine) {}), false, 32768, 16},
 	} {
 		f, err := read(t, verlText+arguments+"\n")
 		if err != nil {
@@ -223,6 +228,19 @@ func TestVerl(t *testing.T) {
 			t.Errorf("%s: %+v, reference %t, %d tokens, %d micro batches; want %+v", arguments, g.Engine,
 				g.Reference, f.Sequence, f.Training.GradientAccumulation, want)
 		}
+	}
+}
+
+// TestVerlSharesSequences holds the ranks that share a sequence: Ulysses, which exchanges heads around attention.
+func TestVerlSharesSequences(t *testing.T) {
+	f, err := read(t, verlText+" actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"+
+		" actor_rollout_ref.actor.ulysses_sequence_parallel_size=2\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Parallelism{Replicate: 1, Shard: 4, Tensor: 1, Context: 2, Sequence: 1, Ulysses: true}
+	if p := f.Parallelism; p == nil || *p != want || f.Attention != "flash" {
+		t.Errorf("%+v with %s attention, want %+v", p, f.Attention, want)
 	}
 }
 
@@ -242,7 +260,7 @@ func TestVerlRefuses(t *testing.T) {
 		micro + " distillation.enabled=True":                                "a teacher lies on GPUs",
 		micro + " actor_rollout_ref.hybrid_engine=False":                    "the engine has GPUs of its own",
 		micro + " actor_rollout_ref.rollout.name=hf":                        `is "hf", expected vllm or sglang`,
-		micro + " actor_rollout_ref.actor.ulysses_sequence_parallel_size=2": "divides sequences among ranks",
+		micro + " actor_rollout_ref.actor.ulysses_sequence_parallel_size=3": "does not divide the GPUs",
 	} {
 		if _, err := read(t, verlText+arguments+"\n"); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want %q", arguments, err, says)

@@ -22,6 +22,7 @@ type Policy struct {
 	// are counted.
 	PackedTokens int64
 	Loss         PolicyLoss
+	LeftOut      []string // see Generation
 }
 
 // PolicyLoss says how log-probabilities are made of logits.

@@ -51,6 +51,8 @@ const (
 	RolloutBackups   Setting = "backups of the trainer"
 	RolloutReference Setting = "place of the frozen model"
 	RolloutLogProbs  Setting = "log-probabilities of answers"
+	RolloutJudged    Setting = "sequences that are judged at a time"
+	SampleBound      Setting = "tokens of the longest sample"
 	PackedTokens     Setting = "tokens of a packed micro batch"
 
 	SequenceSplit        Setting = "sequence parallelism"
@@ -67,7 +69,8 @@ const (
 	FusedLossBy          Setting = "implementation of the fused loss"
 )
 
-// SettingKey is the key of a setting in one kind of file. A value is written as the kind says it.
+// SettingKey is the key of a setting in one kind of file. A value is written as the kind says it. A path that begins
+// with -- is a flag of a command, as the program spells it.
 type SettingKey struct {
 	Path  string
 	Says  func(any) any // nil for as it is
@@ -84,6 +87,16 @@ func AssignedFraction(word any) any {
 		return word
 	}
 	return f
+}
+
+// AssignedCount returns the whole number of a setting that is a word of --rollout: log-probs-batch=1.
+func AssignedCount(word any) any {
+	_, value, _ := strings.Cut(fmt.Sprint(word), "=")
+	n, err := strconv.Atoi(value)
+	if err != nil {
+		return word
+	}
+	return n
 }
 
 // Constant returns a function that says a value, whatever the setting.
@@ -133,8 +146,10 @@ type Settings struct {
 	File     string
 	document *strict.Document
 	keys     SettingKeys
-	isScript bool // its keys are arguments of a command, as Megatron-LM has them
-	assigns  bool // they are assignments on a command line
+	// underscored says that flags of the script have underscores, and the program knows no others.
+	underscored bool
+	isScript    bool // its keys are arguments of a command, as Megatron-LM has them
+	assigns     bool // they are assignments on a command line
 	// translated says that a program makes arguments of Megatron-LM of its keys.
 	translated bool
 }
@@ -160,11 +175,31 @@ func LoadSettings(file string, texts files.Texts) (*Settings, error) {
 	isStarted := isStartedBy(d.Root, found)
 	s := &Settings{File: file, document: d, keys: found.Settings, assigns: found.Assigns && isStarted,
 		translated: found.Arguments != nil,
-		isScript:   d.Root.Member(megatronMark) != nil || found.Arguments != nil && isStarted && !found.Assigns}
+		isScript: d.Root.Member(megatronMark) != nil ||
+			found.Arguments != nil && isStarted && !found.Assigns}
 	if found.SettingsOf != nil {
 		s.keys = found.SettingsOf(d.Root)
 	}
+	if flags := s.keys.ofFlags(); flags != nil {
+		s.keys, s.underscored, s.isScript = flags, true, true
+	}
 	return s, nil
+}
+
+// ofFlags returns the keys of a program whose paths are flags, or nil for others.
+func (k SettingKeys) ofFlags() SettingKeys {
+	keys, any := SettingKeys{}, false
+	for setting, key := range k {
+		var is bool
+		if key.Path, is = strings.CutPrefix(key.Path, "--"); is {
+			any = true
+		}
+		keys[setting] = key
+	}
+	if !any {
+		return nil
+	}
+	return keys
 }
 
 // trainerKeysOf returns the keys of TrainingArguments, and of a DeepSpeed configuration in them.
@@ -211,7 +246,11 @@ func (s *Settings) Follows(setting Setting) Setting { return s.keys[setting].Fol
 
 // Key returns the key of a setting, or "" if files of this kind do not have it.
 func (s *Settings) Key(setting Setting) string {
-	if key := s.keys[setting].Path; key != "" && s.isScript {
+	key := s.keys[setting].Path
+	switch {
+	case key != "" && s.underscored:
+		return "--" + key
+	case key != "" && s.isScript:
 		return "--" + strings.ReplaceAll(key, "_", "-")
 	}
 	return s.keys[setting].Path
@@ -269,5 +308,6 @@ func (s *Settings) With(text []byte) (*Settings, error) {
 		return nil, fault.File(s.File).Inputf("the revised text cannot be read")
 	}
 	return &Settings{File: s.File, document: d, keys: s.keys, isScript: s.isScript, assigns: s.assigns,
-		translated: s.translated}, nil
+		underscored: s.underscored,
+		translated:  s.translated}, nil
 }

@@ -47,6 +47,12 @@ type Engine struct {
 	// Backups says what of the trainer leaves the GPU while the engine is awake: for the host, but for what is dropped,
 	// as other copies or the next step bring it.
 	Backups, Dropped Backups
+	// Earlier says that an earlier release of the program may run, which moves to the host what this one drops, and
+	// whose loss takes more of the GPU.
+	Earlier bool
+	// LongestSample is what a sample may have of tokens where nothing bounds it but the engine: its context, or
+	// NoContext where that is unknown. It is 0 where samples are as long as planned at most.
+	LongestSample int64
 	// SyncsFromGPU says that the trainer's parameters are on the GPU while the engine takes its weights.
 	SyncsFromGPU bool
 	// Copies is the number of further copies of the trainer's parameters on the host, such as that of the actor.
@@ -87,6 +93,9 @@ func (e *Engine) ObjectStoreOf(host ledger.Bytes) ledger.Bytes {
 	}
 	return min(most, host/10*3)
 }
+
+// NoContext is a LongestSample of a model whose context is unknown.
+const NoContext int64 = -1
 
 // WholeModel is the value of Sync for a copy of all weights, and GatheredModel for one where ranks shard them.
 const (
@@ -208,6 +217,7 @@ var settings = map[string]setting{
 	"log-probs":          chosen("whole", "chunked", func(e *Engine, chunked bool) { e.ChunkedLogProbs = chunked }),
 	"reference":          chosen("gpu", "host", func(e *Engine, host bool) { e.HostReference = host }),
 	"backups":            (*Engine).setBackups,
+	"release":            chosen("any", "current", func(e *Engine, current bool) { e.Earlier = e.Earlier && !current }),
 	"sync":               (*Engine).setSync,
 	"ray":                (*Engine).setRay,
 	"object-store":       (*Engine).setObjectStore,

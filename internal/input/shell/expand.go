@@ -427,8 +427,11 @@ func (r *runner) prints(s *syntax.Stmt, input string) (string, bool) {
 	}
 	switch c := s.Cmd.(type) {
 	case *syntax.BinaryCmd:
-		if c.Op == syntax.AndStmt {
+		switch c.Op {
+		case syntax.AndStmt:
 			return r.printsThere(c)
+		case syntax.OrStmt:
+			return r.printsElse(c, input)
 		}
 		if c.Op != syntax.Pipe {
 			return "", false
@@ -447,6 +450,32 @@ func (r *runner) prints(s *syntax.Stmt, input string) (string, bool) {
 	}
 	return "", false
 }
+
+// printsElse returns what A && echo X || Y prints, where A looks for a module of devices that are no GPUs of NVIDIA.
+// The plan is of these, and the module is not there.
+func (r *runner) printsElse(c *syntax.BinaryCmd, input string) (string, bool) {
+	both, is := c.X.Cmd.(*syntax.BinaryCmd)
+	if !is || both.Op != syntax.AndStmt {
+		return "", false
+	}
+	call, is := both.X.Cmd.(*syntax.CallExpr)
+	if !is {
+		return "", false
+	}
+	words := r.words(call.Args)
+	if len(words) != 3 || !strings.HasPrefix(path.Base(words[0].Text), "python") || words[1].Text != "-c" ||
+		!otherDevices.MatchString(words[2].Text) {
+		return "", false
+	}
+	if at := r.at(c); !slices.ContainsFunc(r.out.Probes, func(w Word) bool { return w.At == at }) {
+		r.out.Probes = append(r.out.Probes, Word{Text: words[2].Text, At: at})
+	}
+	return r.prints(c.Y, input)
+}
+
+// otherDevices matches a program of Python that imports a module of devices of Ascend, Intel, Google or Moore Threads.
+var otherDevices = lazyregexp.New(
+	`^import (torch_npu|habana_frameworks|intel_extension_for_pytorch|torch_xla|torch_musa)$`)
 
 // printsThere returns what cd FOLDER && pwd prints, as scripts find their own folder. The path is as it was given.
 func (r *runner) printsThere(c *syntax.BinaryCmd) (string, bool) {

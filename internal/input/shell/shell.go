@@ -60,6 +60,9 @@ type Script struct {
 	// Sourced are the files that the script runs as a part of itself, in its order.
 	Sourced []Sourced
 
+	// Probes are programs that look for a module of other devices than NVIDIA's GPUs. The script goes on as without it.
+	Probes []Word
+
 	settings map[string][]setting
 }
 

@@ -50,6 +50,8 @@ type Job struct {
 
 	// Assumptions are the defaults of settings that were not given, and notes.
 	Assumptions []string
+	// LeftOut names what the job has beside what is planned, so that a verdict says what it does not count.
+	LeftOut []string
 }
 
 // Machine is what a job runs on.

@@ -101,9 +101,12 @@ func (in *Inputs) decideMegatron(o Overrides) (*Job, error) {
 	if said := in.environment.said["torch"]; said != "" {
 		j.Assumptions = append(j.Assumptions, said)
 	}
-	if p := in.megatron.Policy; p != nil && p.Engine != nil {
-		e := *p.Engine
-		j.Rollout = &e
+	if p := in.megatron.Policy; p != nil {
+		j.LeftOut = slices.Concat(j.LeftOut, p.LeftOut)
+		if p.Engine != nil {
+			e := *p.Engine
+			j.Rollout = &e
+		}
 	}
 	if q.Rollout != "" {
 		if j.Rollout, err = rollout.Parse(q.Rollout, j.Rollout); err != nil {
@@ -117,6 +120,7 @@ func (in *Inputs) decideMegatron(o Overrides) (*Job, error) {
 func OfMegatron(m *megatron.Job) *Job {
 	d, world, inNode := m.Degrees, int(m.Degrees.World()), int(m.RanksPerNode)
 	j := &Job{Megatron: m, Model: m.Model(), Files: m.Megatron.Files, Assumptions: m.Assumptions,
+		LeftOut:   m.LeftOut,
 		Machine:   Machine{World: world, Nodes: (world + inNode - 1) / inNode, RanksPerNode: inNode, GPU: m.GPU},
 		Batch:     Batch{MicroBatch: m.MicroBatch, Sequence: m.Sequence, Accumulation: m.Micros},
 		Precision: Precision{ParameterType: m.ParameterType},

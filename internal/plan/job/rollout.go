@@ -1,6 +1,8 @@
 package job
 
 import (
+	"slices"
+
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/ledger"
@@ -11,7 +13,7 @@ import (
 func (r *resolver) rollout() (err error) {
 	if f := r.Inputs.framework; f != nil && f.Generation != nil {
 		e := *f.Generation.Engine
-		r.job.Rollout = &e
+		r.job.Rollout, r.job.LeftOut = &e, slices.Clone(f.Generation.LeftOut)
 	}
 	if r.Request.Rollout != "" {
 		if r.job.Rollout, err = rollout.Parse(r.Request.Rollout, r.job.Rollout); err != nil {
@@ -56,6 +58,7 @@ func (j *Job) settleRollout(assume func(format string, arguments ...any)) error 
 	}
 	if e.Server {
 		assume("%s has GPUs of its own, which the plan leaves out: the trainer sends its weights there", e.Label())
+		j.LeftOut = append(j.LeftOut, "the GPUs of "+e.Label())
 	}
 	return nil
 }
@@ -68,4 +71,34 @@ func (j *Job) RolloutType() dtype.Type {
 		}
 	}
 	return dtype.BF16
+}
+
+// LongestSample returns the tokens of the longest sample that the engine can make, where nothing else bounds samples;
+// else 0. It has no more than the KV cache has room for.
+func (j *Job) LongestSample() int64 {
+	e := j.Rollout
+	if e == nil || e.LongestSample == 0 || j.Megatron == nil {
+		return 0
+	}
+	const unknown = 1 << 18 // the context of most models of 2026, where no cache bounds it either
+	longest := e.LongestSample
+	if share, err := e.ShareOf(j.Model, j.RolloutType(), j.GPU.Memory, 0); err == nil && share.Tokens() > 0 {
+		if longest == rollout.NoContext || share.Tokens() < longest {
+			longest = share.Tokens()
+		}
+	}
+	if longest == rollout.NoContext {
+		longest = unknown
+	}
+	return longest
+}
+
+// OfSample returns the job with micro batches of one sample of so many tokens.
+func (j *Job) OfSample(tokens int64) *Job {
+	with, m, e := *j, *j.Megatron, *j.Rollout
+	unit := 128 * m.Degrees.Tensor * m.Degrees.Context
+	e.LongestSample = 0
+	m.Sequence = (tokens + unit - 1) / unit * unit
+	with.Megatron, with.Sequence, with.Rollout = &m, m.Sequence, &e
+	return &with
 }

@@ -68,7 +68,7 @@ func (r *resolver) exchange(file string) error {
 	for _, b := range j.Model.Network.Blocks() {
 		if a := b.Attention; a.Heads%n != 0 || a.KeyValueHeads%n != 0 {
 			return fault.File(file).Inputf("Ulysses divides heads among %d ranks, but there are %d of queries and "+
-				"%d of keys", n, a.Heads, a.KeyValueHeads).WithHint("give a divisor of both as cp_size")
+				"%d of keys", n, a.Heads, a.KeyValueHeads).WithHint("give a divisor of both as their number")
 		}
 	}
 	if j.Attention != forward.Flash {

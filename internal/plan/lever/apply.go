@@ -85,6 +85,7 @@ var flags = map[recipe.Setting]requestFlag{
 	recipe.RolloutSleep:     engineFlag,
 	recipe.RolloutFraction:  engineFlag,
 	recipe.RolloutLogProbs:  engineFlag,
+	recipe.RolloutJudged:    engineFlag,
 	recipe.RolloutReference: engineFlag,
 	recipe.RolloutBackups:   engineFlag,
 	recipe.RolloutServer:    engineFlag,

@@ -94,6 +94,8 @@ var levers = []Lever{
 	{GPUMemory, Nothing, "the allocator grows segments in place, and memory does not break into pieces", expandable},
 
 	{GPUMemory, Nothing, "the logits of some tokens are made at a time", chunkedLogProbs},
+	{GPUMemory, Training, "samples of several turns end at so many tokens", boundedSamples},
+	{GPUMemory, Time, "fewer answers are judged at a time", fewerJudged},
 	{GPUMemory, Nothing, "the engine's weights and KV cache leave the GPU while the trainer works", sleeping},
 	{GPUMemory, Time, "the KV cache has room for fewer tokens at once", smallerFraction},
 	{GPUMemory, Time, "the frozen model waits on the host between its passes", referenceOnHost},

@@ -50,6 +50,22 @@ func chunkedLogProbs(j *job.Job) [][]amend.Setting {
 		to(recipe.RolloutLogProbs, "log-probs=chunked"))
 }
 
+// fewerJudged halves the sequences whose log-probabilities are made in a pass, which is one of its own.
+func fewerJudged(j *job.Job) (ways [][]amend.Setting) {
+	if j.Rollout == nil || j.Megatron != nil {
+		return nil
+	}
+	for n := j.Rollout.LogProbsBatch / 2; n >= 1; n /= 2 {
+		ways = append(ways, []amend.Setting{to(recipe.RolloutJudged, fmt.Sprintf("log-probs-batch=%d", n))})
+	}
+	return ways
+}
+
+// boundedSamples ends samples that nothing else bounds where micro batches are as planned.
+func boundedSamples(j *job.Job) [][]amend.Setting {
+	return when(j.Rollout != nil && j.Rollout.LongestSample != 0, to(recipe.SampleBound, int(j.Sequence)))
+}
+
 func referenceOnHost(j *job.Job) [][]amend.Setting {
 	return when(j.Rollout != nil && !j.Rollout.HostReference && j.Reference != nil,
 		to(recipe.RolloutReference, "reference=host"))

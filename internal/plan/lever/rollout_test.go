@@ -29,6 +29,8 @@ func TestRolloutLevers(t *testing.T) {
 		{GPUMemory, "vllm:0.5", ledger.Backward, "--rollout sleep=2", 30 * ledger.GiB},
 		{GPUMemory, "vllm:0.5", ledger.Rollout, "--rollout fraction=0.2", 22 * ledger.GiB},
 		{GPUMemory, "vllm:0.5,sleep=2", ledger.LogProbs, "--rollout log-probs=chunked", 10 * ledger.GiB},
+		{GPUMemory, "vllm:0.5,sleep=2,log-probs-batch=8", ledger.LogProbs, "--rollout log-probs-batch=4",
+			4 * ledger.GiB},
 		{GPUMemory, "vllm:0.5,sleep=2", ledger.Backward, "--rollout reference=host", 900 * ledger.MiB},
 		{GPUMemory, "vllm:0.5,sleep=2", ledger.Rollout, "--rollout backups=all", 2 * ledger.GiB},
 		{GPUMemory, "vllm:0.5,sleep=2", ledger.Rollout, "--rollout server", 38 * ledger.GiB},
@@ -60,6 +62,11 @@ func TestRolloutLeversEditFiles(t *testing.T) {
 			"  actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 trainer.n_gpus_per_node=2 \\\n" +
 			"  actor_rollout_ref.rollout.gpu_memory_utilization=0.9\n",
 			"gpu_memory_utilization 0.9 -> 0.8", "actor_rollout_ref.rollout.gpu_memory_utilization=0.8\n"},
+		"openrlhf.sh": {"python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2.5-0.5B \\\n" +
+			"  --actor_num_gpus_per_node 2 \\\n" +
+			"  --vllm_num_engines 1 --advantage_estimator group_norm --init_kl_coef 0 --prompt_max_len 1024 \\\n" +
+			"  --generate_max_len 7168 --micro_rollout_batch_size 16\n",
+			"--micro_rollout_batch_size 16 -> 8", "--micro_rollout_batch_size 8\n"},
 	} {
 		file := filepath.Join(t.TempDir(), name)
 		if err := os.WriteFile(file, []byte(tt.text), 0o644); err != nil {
@@ -67,6 +74,9 @@ func TestRolloutLeversEditFiles(t *testing.T) {
 		}
 		q := job.Request{Configs: []string{file}, GPU: "H100-80GB"}
 		phase := ledger.Rollout
+		if strings.Contains(tt.says, "micro_rollout") {
+			phase = ledger.LogProbs
+		}
 		list, err := For(Question{Need: GPUMemory, Request: q, Plan: planned(t, q), Phase: &phase})
 		if err != nil {
 			t.Fatal(err)

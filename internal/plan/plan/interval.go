@@ -18,6 +18,7 @@ import (
 type Spread struct {
 	workspace ledger.Bytes // of a handle of cuBLAS
 	logits    ledger.Bytes // a copy of all logits of a pass, in the type that the model computes in
+	earlier   ledger.Bytes // what the loss of an earlier release of the program takes more
 	scores    ledger.Bytes // the scores of eager attention in all blocks, once, in that type
 	attention ledger.Bytes // what the backward pass of fused attention adds up, in fp32
 	ahead     ledger.Bytes // gathered ahead of its use
@@ -38,7 +39,11 @@ const notModelled = 0.15
 // spreadOf returns the spread of a job with ranks of a class, which is a pipeline stage where the job has stages.
 func spreadOf(j *job.Job, c simulate.RankClass) Spread {
 	if j.Megatron != nil {
-		return spreadOfMegatron(j.Megatron)
+		s := spreadOfMegatron(j.Megatron)
+		if e := j.Rollout; e != nil && e.Earlier {
+			s.earlier = earlierLogits * 2 * s.logits
+		}
+		return s
 	}
 	n := j.Model.Network
 	under := 1.0 // micro batches whose activations a rank holds at the same time
@@ -84,6 +89,10 @@ func spreadOf(j *job.Job, c simulate.RankClass) Spread {
 	return s
 }
 
+// earlierLogits are the copies of the logits in fp32 that slime's loss had beyond those of today: 5.25 of 4 samples and
+// 6 of one, where today's has 3 (get_log_probs_and_entropy of slime 0.2.1, measured with torch 2.15).
+const earlierLogits = 3
+
 // spreadOfMegatron returns the spread of a job of Megatron-LM.
 func spreadOfMegatron(j *megatron.Job) Spread {
 	tokens := j.Sequences() * j.Sequence / j.Degrees.Context
@@ -117,6 +126,10 @@ func (s Spread) sources(held []ledger.Holding, phase *ledger.Phase) []ledger.Sou
 	logits := min(s.logits, sum(ledger.LogitsAndLoss))
 	list.add("copies of the logits", logits, logits, "the loss keeps one copy of the logits more or fewer, by "+
 		"its implementation and version")
+	if logits > 0 {
+		list.add("earlier releases", 0, s.earlier, "before April 2026 slime's loss copied the logits of each sample, "+
+			"and kept more for entropies: --rollout release=current rules that out")
+	}
 	scores := min(s.scores, sum(ledger.AttentionScores))
 	list.add("attention scores", scores, scores, "eager attention keeps the scores of every block once more or once "+
 		"less, by its version")

@@ -78,6 +78,9 @@ type Tier struct {
 // activations, and only its estimate has them.
 func New(j *job.Job) (*Plan, error) {
 	p, err := withOperations(j)
+	if err == nil {
+		err = p.widenBySamples(j)
+	}
 	if err != nil || j.Model.Network.Opaque == nil {
 		return p, err
 	}
@@ -169,6 +172,7 @@ func newWithin(j *job.Job, limit simulate.Limit, simulated simulator) (*Plan, er
 		p.Devices = append(p.Devices, nodeOf(j, c))
 	}
 	p.Spread.setIntervals(p.Devices[gpus:])
+	p.widenByRelease(&p.Devices[gpus], classes[0])
 	ShareMemory(j.GPU, j.RanksPerNode, p.Devices[:gpus], p.Devices[gpus:])
 	setOrigins(p.Devices, originsOf(j, classes[0].Engine))
 	p.judge()

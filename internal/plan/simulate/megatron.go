@@ -93,9 +93,9 @@ func runMegatronStage(j *job.Job, stage int64, limit Limit) (class RankClass, er
 		}
 	}
 	return RankClass{RanksPerNode: j.RanksPerNode, Engine: origin.Megatron, Trained: s.trained(),
-		Pinned: s.pinnedInSteps,
-		GPU:    &Memory{Phases: s.gpu.phases(), Outside: outside(j)},
-		Host:   Memory{Phases: host.phases(), Outside: processes(j)}}, nil
+		Pinned: s.pinnedInSteps, Earlier: s.rollout.earlier(),
+		GPU:  &Memory{Phases: s.gpu.phases(), Outside: outside(j)},
+		Host: Memory{Phases: host.phases(), Outside: processes(j)}}, nil
 }
 
 // modelChunk is a chunk of layers with its parameters.

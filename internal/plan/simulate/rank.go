@@ -27,6 +27,9 @@ type RankClass struct {
 	Pinned ledger.Bytes // of a rank's host memory at most in steps, of a job of Megatron-LM
 	// Beyond is what a GPU reserves more in another order of lengths; nil where all sequences are as long.
 	Beyond *ledger.Bytes
+	// Earlier is what an earlier release of the program has of the rank on the host while the engine is awake, beyond
+	// the plan.
+	Earlier ledger.Bytes
 	// Offloaded are the parameters that a rank updates, if the job offloads states.
 	Offloaded []roads.Parameter
 }

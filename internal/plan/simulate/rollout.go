@@ -20,10 +20,11 @@ type rolloutEngine struct {
 	pinned    *pinnedMemory // of vLLM, for weights that sleep
 	weights   []hold
 	cache     hold
-	asleep    []tensor // copies of the weights
-	trainer   moved    // what of the trainer is on the host
-	optimizer moved    // the same, until the update
-	reference moved    // the frozen model
+	asleep    []tensor     // copies of the weights
+	trainer   moved        // what of the trainer is on the host
+	optimizer moved        // the same, until the update
+	reference moved        // the frozen model
+	dropped   ledger.Bytes // of the trainer, at most: it leaves the GPU without a copy
 }
 
 // moved is memory of a GPU that waits on the host.
@@ -236,9 +237,18 @@ func (e *rolloutEngine) move(to *moved, goes func(ledger.Component) bool, compon
 	drops := func(c ledger.Component) bool {
 		return component == ledger.TrainerBackup && goes(c) && moves(e.Dropped)(c)
 	}
-	dropped, _ := e.gpu.evict(drops)
-	ids, bytes := e.gpu.evict(func(c ledger.Component) bool { return goes(c) && !drops(c) })
-	*to = moved{slices.Concat(dropped, ids), e.host.hold(int64(bytes), component, why)}
+	dropped, bytes := e.gpu.evict(drops)
+	e.dropped = max(e.dropped, bytes)
+	ids, moving := e.gpu.evict(func(c ledger.Component) bool { return goes(c) && !drops(c) })
+	*to = moved{slices.Concat(dropped, ids), e.host.hold(int64(moving), component, why)}
+}
+
+// earlier returns what an earlier release of the program moves to the host in place of dropping it.
+func (e *rolloutEngine) earlier() ledger.Bytes {
+	if e == nil || !e.Earlier {
+		return 0
+	}
+	return e.dropped
 }
 
 // back brings it back.

@@ -18,6 +18,7 @@ func (d *PlanDocument) brief(detail int) *Page {
 	var job, largest, next Facts
 	job.add("job", "%s on %s: %s, %s, %s", d.Model.Name, d.machine(), d.types(), d.batch(), d.Job.optimizer())
 	d.Tier.addTo(&job, d.StepTime)
+	d.notCounted(&job)
 	device := d.limiting()
 	largest.add("largest", "%s", largestOf(device))
 	if d.Applied != nil {

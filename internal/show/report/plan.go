@@ -24,11 +24,13 @@ type PlanDocument struct {
 	Version string      `json:"version"`
 	Verdict plan.Result `json:"verdict"`
 	// Estimate is the GPU's peak with an estimate of activations, for a model without known operations.
-	Estimate     ledger.Bytes       `json:"estimate_with_activations_bytes,omitempty"`
-	Limit        *PlanLimit         `json:"limit"` // null where no capacity is known
-	Model        PlannedModel       `json:"model"`
-	Job          PlannedJob         `json:"job"`
-	Assumptions  []string           `json:"assumptions"`
+	Estimate    ledger.Bytes `json:"estimate_with_activations_bytes,omitempty"`
+	Limit       *PlanLimit   `json:"limit"` // null where no capacity is known
+	Model       PlannedModel `json:"model"`
+	Job         PlannedJob   `json:"job"`
+	Assumptions []string     `json:"assumptions"`
+	// NotCounted names what the job has beside what is planned.
+	NotCounted   []string           `json:"not_counted,omitempty"`
 	Devices      []ledger.Device    `json:"devices"`
 	StateFormats []plan.StateFormat `json:"plimsoll_host_state"`
 	// Tier is what the disks of a node hold, if the states are in files.
@@ -164,6 +166,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 		StateFormats: append([]plan.StateFormat{}, p.StateFormats...),
 		Tier:         newPlannedTier(p.Tier),
 		Assumptions:  append([]string{}, j.Assumptions...),
+		NotCounted:   j.LeftOut,
 		unread:       j.UnreadPacking(),
 		Job: PlannedJob{
 			Engine:          j.EngineName(),
@@ -240,6 +243,7 @@ func (d *PlanDocument) Page() *Page {
 	for i := range d.Devices {
 		sections = append(sections, d.device(&d.Devices[i], palette))
 	}
+	d.notCounted(&job)
 	if len(d.Assumptions) > 0 {
 		assumed.add("assumed", "%s", strings.Join(d.Assumptions, "; "))
 	}
@@ -252,6 +256,13 @@ func (d *PlanDocument) Page() *Page {
 		Document: d,
 		Dense:    true,
 		Brief:    d.brief,
+	}
+}
+
+// notCounted says what the verdict does not count.
+func (d *PlanDocument) notCounted(to *Facts) {
+	if len(d.NotCounted) > 0 {
+		to.add("not counted", "%s", strings.Join(d.NotCounted, "; "))
 	}
 }
 

@@ -19,7 +19,14 @@ const mark = "openrlhf_ppo"
 
 // Kind is the kind of the commands that train a policy on answers that vLLM generates.
 var Kind = &recipe.Kind{Name: "training of OpenRLHF", Flag: recipe.ConfigFlag, Program: &program, Marks: mark,
-	Commands: map[string]string{"openrlhf/cli/train_ppo_ray.py": mark, "examples/train_ppo_ray.py": mark}}
+	Commands: map[string]string{"openrlhf/cli/train_ppo_ray.py": mark, "examples/train_ppo_ray.py": mark},
+	Settings: recipe.SettingKeys{
+		recipe.MicroBatch:      {Path: "--micro_train_batch_size"},
+		recipe.Accumulation:    {Follows: recipe.TrainBatch},
+		recipe.TrainBatch:      {Path: "--train_batch_size"},
+		recipe.RolloutJudged:   {Path: "--micro_rollout_batch_size", Says: recipe.AssignedCount},
+		recipe.RolloutFraction: {Path: "--vllm_gpu_memory_utilization", Says: recipe.AssignedFraction},
+	}}
 
 //go:embed ignored.txt
 var ignored string
@@ -252,7 +259,24 @@ func (r *reader) generation() {
 		r.Note("init_kl_coef", "is above 0: a frozen copy of the model judges answers on GPUs of its own, which the "+
 			"plan leaves out")
 	}
-	r.To.Generation = &recipe.Generation{Engine: &e, Reference: judges && beside}
+	r.To.Generation = &recipe.Generation{Engine: &e, Reference: judges && beside, LeftOut: r.others(judges && !beside)}
+}
+
+// others names the models that have GPUs of their own.
+func (r *reader) others(frozen bool) (list []string) {
+	if frozen {
+		list = append(list, "the GPUs of the frozen model")
+	}
+	if r.hasCritic() {
+		list = append(list, "the GPUs of the critic")
+	}
+	if r.hasReward() {
+		list = append(list, "the GPUs of the reward model")
+	}
+	if r.Gives("agent_func_path") {
+		list = append(list, "samples that turns of an agent make longer")
+	}
+	return list
 }
 
 // remarks notes keys that change memory in a way that the plan leaves out.

@@ -27,12 +27,13 @@ var schema = strict.Schema{Program: "slime", Rule: strict.Object(
 		"update_weights_interval"),
 	rule.Counted.For(`global_batch_size num_steps_per_rollout rollout_batch_size max_tokens_per_gpu
 		rollout_max_context_len rollout_max_prompt_len rollout_max_response_len sglang_context_length
-		sglang_max_running_requests sglang_pp_size sglang_pipeline_parallel_size mtp_num_layers padded_vocab_size`),
+		vllm_max_model_len vllm_max_num_seqs vllm_max_num_batched_tokens vllm_pipeline_parallel_size
+		vllm_data_parallel_size sglang_max_running_requests sglang_pp_size sglang_pipeline_parallel_size mtp_num_layers padded_vocab_size`),
 	rule.Integer.Lax().OrNull().For("rollout_num_gpus log_probs_chunk_size sglang_chunked_prefill_size"),
 	rule.Switched.For(switches),
-	rule.Measured.For("kl_coef entropy_coef sglang_mem_fraction_static"),
+	rule.Measured.For("kl_coef entropy_coef sglang_mem_fraction_static vllm_gpu_memory_utilization"),
 	rule.Measured.Default(1.).For("rollout_temperature rollout_top_p"),
-	rule.Worded.For("opd_type load_debug_rollout_data hf_checkpoint sglang_kv_cache_dtype"),
+	rule.Worded.For("opd_type load_debug_rollout_data hf_checkpoint sglang_kv_cache_dtype vllm_kv_cache_dtype"),
 	strict.Keys{
 		"actor_num_gpus_per_node":   rule.Counted.Default(8),
 		"data_pad_size_multiplier":  rule.Counted.Default(128),
@@ -45,7 +46,7 @@ var schema = strict.Schema{Program: "slime", Rule: strict.Object(
 const switches = `colocate offload offload_train offload_rollout use_kl_loss keep_old_actor use_opd
 	use_dynamic_batch_size debug_train_only use_rollout_logprobs get_mismatch_metrics use_routing_replay
 	use_rollout_routing_replay disable_compute_advantages_and_returns disable_weights_backuper async_save
-	no_save_optim sglang_disable_cuda_graph`
+	no_save_optim sglang_disable_cuda_graph vllm_enforce_eager vllm_enable_sleep_mode`
 
 // names are those of all keys.
 var names = sync.OnceValue(func() strict.Names { return schema.Rule.Names() })
@@ -76,7 +77,7 @@ var refused = []unplanned{
 	{"offload_rollout_level", "", "the engine sleeps in part"},
 	{"eval_num_gpus", "0", "an engine that evaluates has GPUs, too"},
 	{"true_on_policy_mode", "", "other kernels run in layers"},
-	{"prefill_num_servers", "", "it divides the engine in another way"},
+	{"prefill_num_servers vllm_config", "", "it divides the engine in another way"},
 }
 
 //go:embed noted.txt

@@ -1,5 +1,5 @@
-// Package slime reads commands of slime and of miles, its fork, which train policies by Megatron core on answers that
-// SGLang generates.
+// Package slime reads commands of slime and of its forks miles and vime. They train policies by Megatron core on
+// answers that SGLang generates, or vLLM with vime.
 package slime
 
 import (
@@ -25,6 +25,7 @@ var Kind = &recipe.Kind{Name: "training of slime or miles", Flag: recipe.Megatro
 	Known:    &schema.Rule, Arguments: read,
 	Settings: recipe.ArgumentKeys(recipe.SettingKeys{
 		recipe.PackedTokens:         {Path: "max_tokens_per_gpu"},
+		recipe.SampleBound:          {Path: "rollout_max_context_len"},
 		recipe.DistributedOptimizer: {Path: "use_distributed_optimizer", Unset: true},
 		recipe.RolloutFraction:      {Path: "sglang_mem_fraction_static", Says: recipe.AssignedFraction},
 	}, recipe.MicroBatch, recipe.TrainBatch, recipe.Accumulation, recipe.FusedLoss, recipe.FusedLossBy,
@@ -37,6 +38,7 @@ type reader struct {
 	hidden []*strict.Value // commands whose outputs are arguments
 	made   *strict.Value
 	policy *recipe.Policy
+	vllm   bool // arguments of vLLM are given: vime has it in place of SGLang
 }
 
 // read reads a command.
@@ -46,6 +48,7 @@ func read(d *strict.Document) (recipe.MadeArguments, error) {
 	own := &strict.Document{File: d.File, Text: d.Text, Root: &strict.Value{Kind: '{', At: d.Root.At}}
 	var others, unset []strict.Member
 	for _, m := range d.Root.Members {
+		r.vllm = r.vllm || strings.HasPrefix(m.Name, "vllm_")
 		if negated, is := strings.CutPrefix(m.Name, "no_"); is && names().Know(negated) {
 			m.Name, m.Value = negated, strict.Of(false)
 		}
@@ -93,8 +96,9 @@ func read(d *strict.Document) (recipe.MadeArguments, error) {
 // pass gives an argument of Megatron-LM as it is. The parsers of these programs ignore what they do not know, so it is
 // noted.
 func (r *reader) pass(m strict.Member) {
-	if strings.HasPrefix(m.Name, "sglang_") || strings.HasPrefix(m.Name, "router_") {
-		r.ofSGLang(m)
+	if strings.HasPrefix(m.Name, "sglang_") || strings.HasPrefix(m.Name, "router_") ||
+		strings.HasPrefix(m.Name, "vllm_") {
+		r.ofEngine(m)
 		return
 	}
 	if is, meant := recipe.IsArgument(m.Name); !is {
@@ -177,8 +181,7 @@ func (r *reader) sizes() error {
 		return r.Inputf(r.hidden[0].At, "%s prints arguments of the model, and plimsoll does not run it",
 			r.hidden[0].Text).WithHint("put what it prints in its place")
 	}
-	short := strict.Bare(name.Text[strings.LastIndexByte(strings.TrimRight(name.Text, "/"), '/')+1:], name.At)
-	short.Text = strings.TrimRight(short.Text, "/")
+	short := lastFolder(name)
 	config, notes, err := bridge.Sizes(r.Document, r.made, short)
 	if err != nil {
 		return err
@@ -214,6 +217,12 @@ func (r *reader) lengths() error {
 	if r.Integer("rollout_max_context_len")+r.Integer("rollout_max_prompt_len") == 0 && longest > 0 {
 		r.Note("rollout_max_response_len", "says how long answers are, and nothing how long prompts are: samples "+
 			"count as long as answers (give --rollout-max-context-len)")
+		if key != "max_tokens_per_gpu" || longest >= tokens {
+			r.policy.LeftOut = append(r.policy.LeftOut, "prompts, whose length nothing says")
+		}
+	}
+	if longest == 0 {
+		r.policy.LeftOut = append(r.policy.LeftOut, "samples of more than --max-tokens-per-gpu")
 	}
 	unit := r.number("tensor_model_parallel_size", 1) * r.Integer("data_pad_size_multiplier") * context
 	if key == "max_tokens_per_gpu" {

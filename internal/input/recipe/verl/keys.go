@@ -67,6 +67,7 @@ var flat = strict.Merge(
 		actor_rollout_ref.rollout.max_model_len actor_rollout_ref.rollout.log_prob_micro_batch_size
 		actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu`),
 	rule.Counted.Default(1).For(`actor_rollout_ref.actor.ulysses_sequence_parallel_size actor_rollout_ref.rollout.n
+		actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size
 		actor_rollout_ref.rollout.data_parallel_size actor_rollout_ref.rollout.expert_parallel_size
 		actor_rollout_ref.rollout.pipeline_model_parallel_size trainer.nnodes`),
 	rule.Counted.Default(512).For("data.max_prompt_length data.max_response_length"),

@@ -35,6 +35,7 @@ var settings = recipe.SettingKeys{
 	recipe.TrainBatch:            {Path: actor + "ppo_mini_batch_size"},
 	recipe.GradientCheckpointing: {Path: model + "enable_gradient_checkpointing"},
 	recipe.RolloutFraction:       {Path: engine + "gpu_memory_utilization", Says: recipe.AssignedFraction},
+	recipe.RolloutJudged:         {Path: engine + "log_prob_micro_batch_size_per_gpu", Says: recipe.AssignedCount},
 	recipe.RolloutSleep:          {Path: engine + "free_cache_engine", Says: recipe.Constant(true)},
 }
 
@@ -128,9 +129,10 @@ func (r *reader) refuse() error {
 		return r.Fault(actor+"optim.optimizer", fmt.Sprintf("is %s, which is not planned yet", o),
 			"plimsoll plans AdamW of torch.optim")
 	}
-	if r.Integer(actor+"ulysses_sequence_parallel_size") > 1 {
-		return r.Fault(actor+"ulysses_sequence_parallel_size", "divides sequences among ranks, which is not planned "+
-			"for verl yet", "set it to 1")
+	if n := r.sequenceRanks(); n > 1 && max(1, r.Integer("trainer.n_gpus_per_node")*
+		r.Integer("trainer.nnodes"))%n != 0 {
+		return r.Fault(actor+"ulysses_sequence_parallel_size", fmt.Sprintf("is %d, which does not divide the GPUs", n),
+			"give a divisor of their number")
 	}
 	return cmp.Or(
 		r.Unplanned("a critic is trained beside the actor", "critic.enable"),
@@ -143,6 +145,12 @@ func (r *reader) refuse() error {
 		r.Unplanned("the engine has GPUs of its own", engine+"nnodes"), colocated(r.Reader.Reader),
 		r.Unplanned("it changes what the passes hold", model+"enable_activation_offload "+actor+"qat.enable "+
 			fsdp+"qat.enable "+model+"mtp.enable "+model+"tiled_mlp.enabled"))
+}
+
+// sequenceRanks returns the ranks that share a sequence. The key is in fsdp_config since 0.9.
+func (r *reader) sequenceRanks() int64 {
+	const name = "ulysses_sequence_parallel_size"
+	return max(r.Integer(fsdp+name), r.Integer(actor+name))
 }
 
 // colocated refuses trainings whose engine is not on the GPUs of the trained model.
@@ -179,7 +187,8 @@ func remarks(r *strict.Reader) {
 func (r *reader) batch() error {
 	longest := r.Integer("data.max_prompt_length") + r.Integer("data.max_response_length")
 	key, micro := actor+"ppo_micro_batch_size_per_gpu", r.Integer(actor+"ppo_micro_batch_size_per_gpu")
-	all := max(1, r.To.PerNode*r.To.Nodes)
+	shared := r.sequenceRanks()
+	all := max(1, r.To.PerNode*r.To.Nodes) / int(shared)
 	if micro == 0 {
 		key, micro = actor+"ppo_micro_batch_size", r.Integer(actor+"ppo_micro_batch_size")/int64(all)
 	}
@@ -187,7 +196,7 @@ func (r *reader) batch() error {
 	switch {
 	case r.Truth(actor + "use_dynamic_bsz"):
 		key = actor + "ppo_max_token_len_per_gpu"
-		tokens := r.Integer(key)
+		tokens := r.Integer(key) * shared
 		r.To.Sequence, micro = int(tokens), 1
 		r.Note(key, fmt.Sprintf("is %d: passes have packed sequences of so many tokens in all", tokens))
 		sequences = max(int64(all), sequences*longest/tokens)
@@ -247,7 +256,11 @@ func (r *reader) shard() {
 	r.To.SeveralOnly = true
 	r.Set("fsdp", actor+"strategy", "full_shard auto_wrap")
 	recipe.Give(r.Arguments, "fsdp_config", r.At(actor+"strategy"), config)
-	if n := r.Integer(fsdp + "fsdp_size"); n > 0 {
+	if n := r.sequenceRanks(); n > 1 { // Ulysses, with flash attention: verl/models/transformers/monkey_patch.py
+		r.To.Attention = "flash"
+		r.To.Parallelism = &recipe.Parallelism{Replicate: 1, Shard: max(1, r.To.PerNode*r.To.Nodes/int(n)), Tensor: 1,
+			Context: int(n), Sequence: 1, Ulysses: true}
+	} else if n := r.Integer(fsdp + "fsdp_size"); n > 0 {
 		r.To.Parallelism = &recipe.Parallelism{Replicate: max(1, r.To.PerNode*r.To.Nodes/int(n)), Shard: int(n),
 			Tensor: 1, Context: 1, Sequence: 1}
 	}
