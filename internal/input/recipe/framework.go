@@ -131,6 +131,8 @@ const (
 	// Kernel and WideKernel are those of a kernel of flash-attn, of the logits or of an fp32 copy: verl and OpenRLHF.
 	Kernel     Chunks = "kernel"
 	WideKernel Chunks = "wide kernel"
+	// InPlace is a kernel that makes the loss of the logits, and writes their gradient over them: Unsloth.
+	InPlace Chunks = "in place"
 )
 
 // Passes says how a program runs the passes of the model.
@@ -170,6 +172,8 @@ type Tricks struct {
 	QuantizesExperts bool
 	// OwnExperts says that the program has modules of its own for the experts of quantized models: Unsloth.
 	OwnExperts bool
+	// OwnAttention says that the program calls kernels of attention itself, with each release of transformers: Unsloth.
+	OwnAttention bool
 	// GroupsWithMask are types of models whose attention gives PyTorch's kernels a mask and keys that several heads
 	// share: Unsloth.
 	GroupsWithMask []string

@@ -39,8 +39,10 @@ const (
 	// FusedLoss materializes the logits of some tokens at a time (Liger's fused
 	// linear cross entropy).
 	FusedLoss
-	// InPlaceLoss writes the gradient of the logits over their fp32 copy (Liger's cross entropy).
+	// InPlaceLoss writes the gradient of the logits over their fp32 copy (Liger's cross entropy). NarrowInPlaceLoss
+	// writes it over the logits themselves (Fast_CrossEntropyLoss in unsloth/kernels/cross_entropy_loss.py).
 	InPlaceLoss
+	NarrowInPlaceLoss
 	// SmoothedLoss is the Trainer's loss of labels that are smoothed, from the logits that the model has returned
 	// (LabelSmoother in transformers/trainer_pt_utils.py).
 	SmoothedLoss

@@ -27,7 +27,8 @@ func (r *resolver) attention() error {
 	}
 	if name == "" {
 		name = string(forward.SDPA)
-		if !j.Versions.Transformers.AtLeast(4, 36, 0) || !j.Versions.Torch.AtLeast(2, 1, 1) {
+		ownKernels := r.Inputs.framework != nil && r.Inputs.framework.OwnAttention
+		if !ownKernels && (!j.Versions.Transformers.AtLeast(4, 36, 0) || !j.Versions.Torch.AtLeast(2, 1, 1)) {
 			name = string(forward.Eager) // SDPA has been the default since these releases
 		}
 		r.assume("%s attention: --attention was not given", name)
@@ -194,7 +195,8 @@ func (r *resolver) chunkedLoss() {
 	r.job.Loss = map[recipe.Chunks]forward.LossKind{recipe.Outputs: forward.ChunkedOutputsLoss,
 		recipe.Linear: forward.LinearLoss, recipe.InTiles: forward.TiledLoss,
 		recipe.Recomputed: forward.RecomputedLoss, recipe.BySequence: forward.SelectedLogProbabilities,
-		recipe.Kernel: forward.KernelLoss, recipe.WideKernel: forward.WideKernelLoss}[f.Chunks]
+		recipe.Kernel: forward.KernelLoss, recipe.WideKernel: forward.WideKernelLoss,
+		recipe.InPlace: forward.NarrowInPlaceLoss}[f.Chunks]
 }
 
 // ligerModels are the model types with kernels in liger-kernel 0.6
