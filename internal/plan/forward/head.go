@@ -242,9 +242,13 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 			return p.compiledMean(logits)
 		}
 		x, narrow := logits, p.network.Head.NarrowLoss
+		if p.Loss == ShiftNarrow && p.Batch > 1 {
+			shifted := p.unary(x, x.DType, saveNothing)
+			x = shifted
+		}
 		inPlace := p.Loss == InPlaceLoss || p.Loss == NarrowInPlaceLoss
-		if !narrow && p.Loss != NarrowInPlaceLoss && (p.Loss != NativeLoss || p.Autocast != dtype.Invalid) {
-			x = p.cast(logits, dtype.F32)
+		if !narrow && p.Loss != NarrowInPlaceLoss && (p.Autocast != dtype.Invalid || p.Loss != NativeLoss && p.Loss != ShiftNarrow) {
+			x = p.cast(x, dtype.F32)
 		}
 		if inPlace {
 			return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}, Replaces: true,

@@ -20,12 +20,14 @@ type LossKind int
 
 // The losses.
 const (
-	// ShiftLabels is the loss of transformers since 4.46: it upcasts the logits
+	// ShiftLabels is the loss of transformers since 4.49: it upcasts the logits
 	// and shifts the labels.
 	ShiftLabels LossKind = iota
-	// ShiftLogits is the loss of transformers before 4.46: it copies all logits
+	// ShiftLogits is the loss of transformers before 4.49: it copies all logits
 	// but the last of each sequence, if there are several.
 	ShiftLogits
+	// ShiftNarrow is ShiftLogits in the type of the logits, as of models whose classes computed it themselves.
+	ShiftNarrow
 	// CompiledLoss is ShiftLabels compiled. It materializes neither the upcast
 	// logits nor the log-probabilities.
 	CompiledLoss

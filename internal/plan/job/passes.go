@@ -115,11 +115,19 @@ func everyBlock(way string) (n int, is bool) {
 
 // defaultLoss returns the loss of transformers.
 func (r *resolver) defaultLoss() forward.LossKind {
-	if !r.job.Versions.Transformers.AtLeast(4, 46, 0) {
-		return forward.ShiftLogits
+	f := r.Inputs.framework
+	if r.job.Versions.Transformers.AtLeast(4, 49, 0) || f != nil && f.ShiftsLabels {
+		return forward.ShiftLabels // ForCausalLMLoss in transformers/loss/loss_utils.py
 	}
-	return forward.ShiftLabels
+	if slices.Contains(narrowLosses, r.job.Model.Type) {
+		return forward.ShiftNarrow
+	}
+	return forward.ShiftLogits
 }
+
+// narrowLosses are the types of models whose classes computed the loss of shifted logits in their own type before
+// transformers 4.49 (modeling_gpt2.py and the others in 4.48.1).
+var narrowLosses = strings.Fields("bloom falcon gpt2 gpt_bigcode gpt_neox mpt opt")
 
 // loss sets how the loss is computed, and what torch.compile fuses.
 func (r *resolver) loss() error {
