@@ -26,8 +26,6 @@ const (
 	// ShiftLogits is the loss of transformers before 4.49: it copies all logits
 	// but the last of each sequence, if there are several.
 	ShiftLogits
-	// ShiftNarrow is ShiftLogits in the type of the logits, as of models whose classes computed it themselves.
-	ShiftNarrow
 	// CompiledLoss is ShiftLabels compiled. It materializes neither the upcast
 	// logits nor the log-probabilities.
 	CompiledLoss
@@ -41,10 +39,8 @@ const (
 	// FusedLoss materializes the logits of some tokens at a time (Liger's fused
 	// linear cross entropy).
 	FusedLoss
-	// InPlaceLoss writes the gradient of the logits over their fp32 copy (Liger's cross entropy). NarrowInPlaceLoss
-	// writes it over the logits themselves (Fast_CrossEntropyLoss in unsloth/kernels/cross_entropy_loss.py).
+	// InPlaceLoss writes the gradient of the logits over their fp32 copy (Liger's cross entropy).
 	InPlaceLoss
-	NarrowInPlaceLoss
 	// SmoothedLoss is the Trainer's loss of labels that are smoothed, from the logits that the model has returned
 	// (LabelSmoother in transformers/trainer_pt_utils.py).
 	SmoothedLoss
@@ -74,6 +70,11 @@ const (
 	// has them from an fp32 copy that the program holds, and a gradient beside it: OpenRLHF.
 	KernelLoss
 	WideKernelLoss
+	// ShiftNarrow is ShiftLogits in the type of the logits, as of models whose classes computed it themselves.
+	ShiftNarrow
+	// NarrowInPlaceLoss writes the gradient of the logits over themselves (Fast_CrossEntropyLoss in
+	// unsloth/kernels/cross_entropy_loss.py).
+	NarrowInPlaceLoss
 )
 
 // Options are the settings of one forward pass.
