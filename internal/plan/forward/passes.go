@@ -199,6 +199,8 @@ type LossForm struct {
 	// ChunksHead makes the logits of 128 tokens of every sequence at a time, for ChunkedLoss: litgpt's adapters
 	// (lm_head_chunk_size in finetune/lora.py).
 	ChunksHead bool
+	// CompilesParts means that the loss of each part of the tokens is compiled, as torchtune's chunks.
+	CompilesParts bool
 	// CompilesLogits means that a compiled graph computes the loss and returns the logits beside it.
 	CompilesLogits bool
 	// Compares means that answers are compared by their log-probabilities.

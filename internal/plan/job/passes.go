@@ -197,9 +197,8 @@ func (r *resolver) chunkedLoss() {
 	if f == nil || f.Chunks == "" {
 		return
 	}
-	if r.job.Loss == forward.CompiledLoss && (f.Chunks == recipe.Outputs || f.Chunks == recipe.Linear) {
-		return
-	}
+	r.job.CompilesParts = r.job.Loss == forward.CompiledLoss && (f.Chunks == recipe.Outputs ||
+		f.Chunks == recipe.Linear)
 	r.job.Loss = map[recipe.Chunks]forward.LossKind{recipe.Outputs: forward.ChunkedOutputsLoss,
 		recipe.Linear: forward.LinearLoss, recipe.InTiles: forward.TiledLoss,
 		recipe.Recomputed: forward.RecomputedLoss, recipe.BySequence: forward.SelectedLogProbabilities,
