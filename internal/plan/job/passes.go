@@ -126,8 +126,8 @@ func (r *resolver) defaultLoss() forward.LossKind {
 }
 
 // narrowLosses are the types of models whose classes computed the loss of shifted logits in their own type before
-// transformers 4.49 (modeling_gpt2.py and the others in 4.48.1).
-var narrowLosses = strings.Fields("bloom falcon gpt2 gpt_bigcode gpt_neox mpt opt")
+// transformers 4.49 (modeling_gpt2.py and the others in 4.48.1), and modeling_qwen.py of the first Qwen.
+var narrowLosses = strings.Fields("bloom falcon gpt2 gpt_bigcode gpt_neox mpt opt qwen")
 
 // loss sets how the loss is computed, and what torch.compile fuses.
 func (r *resolver) loss() error {
