@@ -18,6 +18,7 @@ var losses = map[forward.LossKind]string{
 	forward.SelectedLogProbabilities: "of selected answers", forward.DivergentLoss: "of divergence",
 	forward.TiledLoss: "of tiles", forward.RecomputedLoss: "of checkpoints",
 	forward.ChunkedOutputsLoss: "of torchtune", forward.LinearLoss: "of torchtune",
+	forward.ShiftNarrow: "of the class of the model",
 }
 
 // originsOf returns what decides the origins of a job's components.
