@@ -65,7 +65,8 @@ func TestPlansAgainstMeasurements(t *testing.T) {
 	}
 }
 
-// unsettled are runs that ran out of memory where the plan fits, and why nobody knows what took it. The page counts them.
+// unsettled are runs that ran out of memory where the plan fits, and why nobody knows what took it. The page counts
+// them.
 var unsettled = map[string]string{
 	"hfblog-7b-int8-1024": "no figure, and no program: bitsandbytes 0.39 and TRL of June 2023 were not run",
 	"hfblog-13b-nf4-1024": "no figure, and no program: bitsandbytes 0.39 and TRL of June 2023 were not run",

@@ -104,7 +104,8 @@ type Loss struct {
 	LigerModules bool // modules of liger-kernel, and the loss of the logits
 	// LossTwice says that the program computes the loss from the logits of a model that has computed its own.
 	LossTwice bool
-	// ShiftsLabels says that the program shifts labels in place of logits, with each release of transformers: torchtune.
+	// ShiftsLabels says that the program shifts labels in place of logits, with each release of transformers:
+	// torchtune.
 	ShiftsLabels bool
 	// Diverges says that the loss has the divergence from a frozen model, which is Judge, or "" for the model as it was
 	// loaded. WeighsEntropy says that it weights tokens by an entropy of the logits.

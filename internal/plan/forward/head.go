@@ -93,7 +93,8 @@ func (p *pass) head(x *autograd.Tensor) Result {
 
 // widen makes the fp32 copy of logits that accelerate returns (convert_outputs_to_fp32), once autocast has ended.
 func (p *pass) widen(logits *autograd.Tensor) {
-	if narrow := p.network.Head.NarrowLoss || p.Loss == NarrowInPlaceLoss; narrow && p.Autocast != dtype.Invalid && logits != nil && logits.DType != dtype.F32 {
+	narrow := p.network.Head.NarrowLoss || p.Loss == NarrowInPlaceLoss
+	if narrow && p.Autocast != dtype.Invalid && logits != nil && logits.DType != dtype.F32 {
 		defer p.In(ledger.LogitsAndLoss, p.whyLogits)()
 		p.Drop(p.cast(logits, dtype.F32))
 	}
@@ -247,7 +248,8 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 			x = shifted
 		}
 		inPlace := p.Loss == InPlaceLoss || p.Loss == NarrowInPlaceLoss
-		if !narrow && p.Loss != NarrowInPlaceLoss && (p.Autocast != dtype.Invalid || p.Loss != NativeLoss && p.Loss != ShiftNarrow) {
+		ownType := p.Loss == NativeLoss || p.Loss == ShiftNarrow
+		if !narrow && p.Loss != NarrowInPlaceLoss && (p.Autocast != dtype.Invalid || !ownType) {
 			x = p.cast(x, dtype.F32)
 		}
 		if inPlace {
