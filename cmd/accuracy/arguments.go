@@ -37,6 +37,7 @@ func argumentsOf(q *job.Request, m *steptime.Machine) *flag.FlagSet {
 		f.BoolVar(to, name, *to, "")
 	}
 	f.Func("config", "", func(file string) error { q.Configs = append(q.Configs, file); return nil })
+	f.Func("release", "", func(said string) error { q.Releases = append(q.Releases, said); return nil })
 	f.Func("lora-targets", "", func(names string) error { q.LoRATargets = strings.Split(names, ","); return nil })
 	f.Func("images", "", func(text string) error {
 		q.Images = new(int)

@@ -259,6 +259,12 @@ The 88 rows of 5d2b190b were gathered for what earlier runs lacked: other progra
 old releases. They were written down and committed before one of them was planned. Three ran out of memory and have no
 error. Some of their first errors are of the rows and not of the planner: what their first writing had misread, or left
 out of a configuration.
+
+The 36 rows of 87fbc096 are of three sources that no row had: notebooks of Unsloth, the benchmarks of IBM's
+fms-acceleration, and a blog of Hugging Face. There are also Qwen's own figures, and logs of torchtitan. They were
+committed before one of them was planned, too. Six ran out of memory and have no error. The first writing of six rows
+had left out that TRL's trainer prepares quantized models, and that of Qwen's rows had a later Qwen. How long the
+longest sample of a notebook was, no source says.
 `
 
 // worst is the text of the report on sources.

@@ -104,6 +104,9 @@ type Loss struct {
 	LigerModules bool // modules of liger-kernel, and the loss of the logits
 	// LossTwice says that the program computes the loss from the logits of a model that has computed its own.
 	LossTwice bool
+	// ShiftsLabels says that the program shifts labels in place of logits, with each release of transformers:
+	// torchtune.
+	ShiftsLabels bool
 	// Diverges says that the loss has the divergence from a frozen model, which is Judge, or "" for the model as it was
 	// loaded. WeighsEntropy says that it weights tokens by an entropy of the logits.
 	Diverges, WeighsEntropy bool
@@ -131,6 +134,8 @@ const (
 	// Kernel and WideKernel are those of a kernel of flash-attn, of the logits or of an fp32 copy: verl and OpenRLHF.
 	Kernel     Chunks = "kernel"
 	WideKernel Chunks = "wide kernel"
+	// InPlace is a kernel that makes the loss of the logits, and writes their gradient over them: Unsloth.
+	InPlace Chunks = "in place"
 )
 
 // Passes says how a program runs the passes of the model.
@@ -170,6 +175,8 @@ type Tricks struct {
 	QuantizesExperts bool
 	// OwnExperts says that the program has modules of its own for the experts of quantized models: Unsloth.
 	OwnExperts bool
+	// OwnAttention says that the program calls kernels of attention itself, with each release of transformers: Unsloth.
+	OwnAttention bool
 	// GroupsWithMask are types of models whose attention gives PyTorch's kernels a mask and keys that several heads
 	// share: Unsloth.
 	GroupsWithMask []string

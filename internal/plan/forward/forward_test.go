@@ -262,6 +262,33 @@ func TestBatchIsLinear(t *testing.T) {
 	}
 }
 
+// TestLossesInTheirOwnType holds the forward pass of losses that take logits in 16 bits: one that keeps the logits for
+// their gradient, the copy that older classes make of several sequences, and what a compiled part saves.
+func TestLossesInTheirOwnType(t *testing.T) {
+	const logits = batch * sequence * vocabulary * 2
+	m := load(t, "llama")
+	of := func(loss forward.LossKind, change func(*forward.Options)) int64 {
+		return after(t, m, func(o *forward.Options) {
+			o.Loss = loss
+			change(o)
+		})
+	}
+	same := func(*forward.Options) {}
+	if native, inPlace := of(forward.NativeLoss, same), of(forward.NarrowInPlaceLoss, same); native-inPlace != logits {
+		t.Errorf("a loss in place keeps %d bytes less than one of logarithms, expected %d", native-inPlace, logits)
+	}
+	wide, narrow := of(forward.ShiftLogits, same), of(forward.ShiftNarrow, same)
+	if wide-narrow < logits {
+		t.Errorf("the loss of the logits' own type keeps %d bytes less than that of fp32, expected %d at least",
+			wide-narrow, logits)
+	}
+	apart := of(forward.ChunkedOutputsLoss, same)
+	compiled := of(forward.ChunkedOutputsLoss, func(o *forward.Options) { o.CompilesParts = true })
+	if apart-compiled != logits { // logarithms in fp32, in place of which the logits are kept
+		t.Errorf("compiled parts keep %d bytes less, expected %d", apart-compiled, logits)
+	}
+}
+
 // TestWhatOptionsChange holds what options add to what is kept, in numbers that follow from shapes.
 func TestWhatOptionsChange(t *testing.T) {
 	const tokens = batch * sequence

@@ -93,7 +93,8 @@ func (p *pass) head(x *autograd.Tensor) Result {
 
 // widen makes the fp32 copy of logits that accelerate returns (convert_outputs_to_fp32), once autocast has ended.
 func (p *pass) widen(logits *autograd.Tensor) {
-	if p.network.Head.NarrowLoss && p.Autocast != dtype.Invalid && logits != nil && logits.DType != dtype.F32 {
+	narrow := p.network.Head.NarrowLoss || p.Loss == NarrowInPlaceLoss
+	if narrow && p.Autocast != dtype.Invalid && logits != nil && logits.DType != dtype.F32 {
 		defer p.In(ledger.LogitsAndLoss, p.whyLogits)()
 		p.Drop(p.cast(logits, dtype.F32))
 	}
@@ -245,10 +246,16 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 			return p.compiledMean(logits)
 		}
 		x, narrow := logits, p.network.Head.NarrowLoss
-		if !narrow && (p.Loss != NativeLoss || p.Autocast != dtype.Invalid) {
-			x = p.cast(logits, dtype.F32)
+		if p.Loss == ShiftNarrow && p.Batch > 1 {
+			shifted := p.unary(x, x.DType, saveNothing)
+			x = shifted
 		}
-		if p.Loss == InPlaceLoss {
+		inPlace := p.Loss == InPlaceLoss || p.Loss == NarrowInPlaceLoss
+		ownType := p.Loss == NativeLoss || p.Loss == ShiftNarrow
+		if !narrow && p.Loss != NarrowInPlaceLoss && (p.Autocast != dtype.Invalid || !ownType) {
+			x = p.cast(x, dtype.F32)
+		}
+		if inPlace {
 			return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x}, Replaces: true,
 				Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
 		}

@@ -20,10 +20,10 @@ type LossKind int
 
 // The losses.
 const (
-	// ShiftLabels is the loss of transformers since 4.46: it upcasts the logits
+	// ShiftLabels is the loss of transformers since 4.49: it upcasts the logits
 	// and shifts the labels.
 	ShiftLabels LossKind = iota
-	// ShiftLogits is the loss of transformers before 4.46: it copies all logits
+	// ShiftLogits is the loss of transformers before 4.49: it copies all logits
 	// but the last of each sequence, if there are several.
 	ShiftLogits
 	// CompiledLoss is ShiftLabels compiled. It materializes neither the upcast
@@ -70,6 +70,11 @@ const (
 	// has them from an fp32 copy that the program holds, and a gradient beside it: OpenRLHF.
 	KernelLoss
 	WideKernelLoss
+	// ShiftNarrow is ShiftLogits in the type of the logits, as of models whose classes computed it themselves.
+	ShiftNarrow
+	// NarrowInPlaceLoss writes the gradient of the logits over themselves (Fast_CrossEntropyLoss in
+	// unsloth/kernels/cross_entropy_loss.py).
+	NarrowInPlaceLoss
 )
 
 // Options are the settings of one forward pass.
@@ -194,6 +199,8 @@ type LossForm struct {
 	// ChunksHead makes the logits of 128 tokens of every sequence at a time, for ChunkedLoss: litgpt's adapters
 	// (lm_head_chunk_size in finetune/lora.py).
 	ChunksHead bool
+	// CompilesParts means that the loss of each part of the tokens is compiled, as torchtune's chunks.
+	CompilesParts bool
 	// CompilesLogits means that a compiled graph computes the loss and returns the logits beside it.
 	CompilesLogits bool
 	// Compares means that answers are compared by their log-probabilities.

@@ -103,7 +103,7 @@ const outputChunks = 8
 
 // chunkedEntropy computes the cross entropy of an eighth of each sequence at a time. The logits of all parts are there
 // at once (CEWithChunkedOutputLoss in torchtune/modules/loss), or each part has its own for itself
-// (LinearCrossEntropyLoss). The backward pass needs the logarithms of all parts.
+// (LinearCrossEntropyLoss). The backward pass needs the logarithms of all parts, or the logits where it is compiled.
 func (p *pass) chunkedEntropy(h *model.Head, x *autograd.Tensor, outputs int64) *autograd.Tensor {
 	var tokens []int64
 	each := (p.Sequence + outputChunks - 1) / outputChunks
@@ -128,8 +128,12 @@ func (p *pass) chunkedEntropy(h *model.Head, x *autograd.Tensor, outputs int64) 
 			if p.Loss == LinearLoss {
 				project(i)
 			}
-			wide := p.cast(logits[i], dtype.F32)
-			losses = append(losses, p.mean(p.follow(wide, p.normalized(wide, dtype.F32))))
+			if p.CompilesParts { // the upcast logits and their logarithms are in registers only
+				losses = append(losses, p.mean(logits[i]))
+			} else {
+				wide := p.cast(logits[i], dtype.F32)
+				losses = append(losses, p.mean(p.follow(wide, p.normalized(wide, dtype.F32))))
+			}
 			if p.Loss == LinearLoss {
 				p.Drop(logits[i])
 			}

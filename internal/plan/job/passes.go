@@ -27,7 +27,8 @@ func (r *resolver) attention() error {
 	}
 	if name == "" {
 		name = string(forward.SDPA)
-		if !j.Versions.Transformers.AtLeast(4, 36, 0) || !j.Versions.Torch.AtLeast(2, 1, 1) {
+		ownKernels := r.Inputs.framework != nil && r.Inputs.framework.OwnAttention
+		if !ownKernels && (!j.Versions.Transformers.AtLeast(4, 36, 0) || !j.Versions.Torch.AtLeast(2, 1, 1)) {
 			name = string(forward.Eager) // SDPA has been the default since these releases
 		}
 		r.assume("%s attention: --attention was not given", name)
@@ -114,11 +115,19 @@ func everyBlock(way string) (n int, is bool) {
 
 // defaultLoss returns the loss of transformers.
 func (r *resolver) defaultLoss() forward.LossKind {
-	if !r.job.Versions.Transformers.AtLeast(4, 46, 0) {
-		return forward.ShiftLogits
+	f := r.Inputs.framework
+	if r.job.Versions.Transformers.AtLeast(4, 49, 0) || f != nil && f.ShiftsLabels {
+		return forward.ShiftLabels // ForCausalLMLoss in transformers/loss/loss_utils.py
 	}
-	return forward.ShiftLabels
+	if slices.Contains(narrowLosses, r.job.Model.Type) {
+		return forward.ShiftNarrow
+	}
+	return forward.ShiftLogits
 }
+
+// narrowLosses are the types of models whose classes computed the loss of shifted logits in their own type before
+// transformers 4.49 (modeling_gpt2.py and the others in 4.48.1), and modeling_qwen.py of the first Qwen.
+var narrowLosses = strings.Fields("bloom falcon gpt2 gpt_bigcode gpt_neox mpt opt qwen")
 
 // loss sets how the loss is computed, and what torch.compile fuses.
 func (r *resolver) loss() error {
@@ -188,13 +197,13 @@ func (r *resolver) chunkedLoss() {
 	if f == nil || f.Chunks == "" {
 		return
 	}
-	if r.job.Loss == forward.CompiledLoss && (f.Chunks == recipe.Outputs || f.Chunks == recipe.Linear) {
-		return
-	}
+	r.job.CompilesParts = r.job.Loss == forward.CompiledLoss && (f.Chunks == recipe.Outputs ||
+		f.Chunks == recipe.Linear)
 	r.job.Loss = map[recipe.Chunks]forward.LossKind{recipe.Outputs: forward.ChunkedOutputsLoss,
 		recipe.Linear: forward.LinearLoss, recipe.InTiles: forward.TiledLoss,
 		recipe.Recomputed: forward.RecomputedLoss, recipe.BySequence: forward.SelectedLogProbabilities,
-		recipe.Kernel: forward.KernelLoss, recipe.WideKernel: forward.WideKernelLoss}[f.Chunks]
+		recipe.Kernel: forward.KernelLoss, recipe.WideKernel: forward.WideKernelLoss,
+		recipe.InPlace: forward.NarrowInPlaceLoss}[f.Chunks]
 }
 
 // ligerModels are the model types with kernels in liger-kernel 0.6

@@ -44,3 +44,30 @@ func TestUnslothByRelease(t *testing.T) {
 		}
 	}
 }
+
+// TestUnslothLoss tests that releases of Unsloth before 2024.11.8 make all logits, and that its attention is never that
+// of an old transformers.
+func TestUnslothLoss(t *testing.T) {
+	for release, c := range map[string]struct {
+		loss forward.LossKind
+		says string
+	}{
+		"2024.1":    {forward.NarrowInPlaceLoss, "over the logits"},
+		"2024.11.7": {forward.NarrowInPlaceLoss, "over the logits"},
+		"2024.11.8": {forward.FusedLoss, "without whole logits"},
+		"":          {forward.FusedLoss, "before 2024.11.8 make all logits"},
+	} {
+		q := Request{Torch: "2.1.0", Transformers: "4.34.0"}
+		if release != "" {
+			q.Releases = []string{"unsloth=" + release}
+		}
+		j, err := decideUnslothWith(t, q, "unsloth/Qwen2.5-0.5B-Instruct", ", max_seq_length=512")
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := strings.Join(j.Assumptions, "\n")
+		if j.Loss != c.loss || j.Attention != forward.SDPA || !strings.Contains(said, c.says) {
+			t.Errorf("Unsloth %q: loss %v and attention %s, with\n%s", release, j.Loss, j.Attention, said)
+		}
+	}
+}

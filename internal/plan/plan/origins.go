@@ -14,10 +14,11 @@ import (
 // losses are the implementations of a loss that are not the model's, as package origin names them.
 var losses = map[forward.LossKind]string{
 	forward.ChunkedLoss: "of chunks", forward.NativeLoss: "of a training loop", forward.FusedLoss: "of fused products",
-	forward.InPlaceLoss: "in place", forward.LogProbabilities: "of answers",
+	forward.InPlaceLoss: "in place", forward.NarrowInPlaceLoss: "of Unsloth", forward.LogProbabilities: "of answers",
 	forward.SelectedLogProbabilities: "of selected answers", forward.DivergentLoss: "of divergence",
 	forward.TiledLoss: "of tiles", forward.RecomputedLoss: "of checkpoints",
 	forward.ChunkedOutputsLoss: "of torchtune", forward.LinearLoss: "of torchtune",
+	forward.ShiftNarrow: "of the class of the model",
 }
 
 // originsOf returns what decides the origins of a job's components.

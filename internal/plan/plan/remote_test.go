@@ -55,10 +55,10 @@ func TestClippedProjections(t *testing.T) {
 	}
 }
 
-// TestShiftedLogits: transformers before 4.46 copies the logits of several sequences. What is left of one sequence is
+// TestShiftedLogits: transformers before 4.49 copies the logits of several sequences. What is left of one sequence is
 // contiguous.
 func TestShiftedLogits(t *testing.T) {
-	q := job.Request{Model: "smollm-135m", Precision: "bf16", Sequence: 1024, MicroBatch: 1, Transformers: "4.40.0",
+	q := job.Request{Model: "smollm-135m", Precision: "bf16", Sequence: 1024, MicroBatch: 1, Transformers: "4.48.3",
 		Recompute: "full"}
 	peak := func() (most ledger.Bytes) {
 		for _, p := range planned(t, q).Devices[0].Phases {

@@ -156,7 +156,7 @@ func (r *reader) loss() error {
 	const key, count = "loss." + component, "loss.num_output_chunks"
 	name := r.Word(key)
 	name = name[strings.LastIndexByte(name, '.')+1:]
-	r.To.Chunks = losses[name]
+	r.To.Chunks, r.To.ShiftsLabels = losses[name], true
 	switch {
 	case r.To.Chunks != "" && r.Gives(count) && r.Integer(count) != 8:
 		return r.Fault(count, "is not 8, which is not planned yet", "remove it")

@@ -46,16 +46,36 @@ func (r *reader) unsloth() error {
 		return r.Inputf(m.At, "%s of Unsloth is %v, which is not planned yet", m.Name, m.Value).
 			WithHint("leave it out to plan the job without it, and expect its memory to differ")
 	}
-	r.Note(recipe.Loaded, "is Unsloth's: its kernels for layers and the loss are not planned; the plan has the "+
-		"modules of transformers and a loss without whole logits, and a run may take less or more")
-	r.To.Weights, r.To.FusedLoss, r.To.OwnExperts = "bf16", true, true
+	r.To.Weights, r.To.OwnExperts, r.To.OwnAttention = "bf16", true, true
+	r.unslothLoss()
 	if !r.ReleaseOf("unsloth").AtLeast(2026, 10, 9) { // its make_gqa_sdpa copies keys where no kernel takes groups
 		r.To.GroupsWithMask = []string{"gemma3", "gemma3_text"}
 	}
 	if is := v.Member("dtype"); is != nil && recipe.PrecisionNames[is.Value.Text] != "" {
 		r.To.Weights = recipe.PrecisionNames[is.Value.Text]
+	} else if fp16 := r.Arguments.Member("fp16"); fp16 != nil && recipe.On(fp16.Value) {
+		r.To.Weights = "fp16" // other weights are refused (patch_sft_trainer_tokenizer in unsloth/models/rl.py)
 	}
 	return r.unslothBits(v)
+}
+
+// unslothLoss is a loss without whole logits since Unsloth 2024.11.8 (fused_linear_cross_entropy in
+// unsloth/models/llama.py), and before a kernel that writes the gradient over the logits.
+func (r *reader) unslothLoss() {
+	loss := "a loss without whole logits"
+	trainsText := r.To.Answers == nil && !r.To.Rewards
+	if is := r.ReleaseOf("unsloth"); trainsText && !is.IsZero() && !is.AtLeast(2024, 11, 8) {
+		loss = "a loss that writes its gradient over the logits"
+		r.To.Chunks = recipe.InPlace
+	} else {
+		r.To.FusedLoss = true
+	}
+	r.Note(recipe.Loaded, "is Unsloth's: its kernels for layers are not planned; the plan has the modules of "+
+		"transformers and "+loss+", and a run may take less or more")
+	if r.ReleaseOf("unsloth").IsZero() {
+		r.Note(recipe.Loaded, "is Unsloth's, whose releases before 2024.11.8 make all logits: --release "+
+			"unsloth=VERSION plans them")
+	}
 }
 
 // unslothBits reads the quantization: 4 bits unless other bits or a full finetuning are asked for.
