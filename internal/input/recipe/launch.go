@@ -106,6 +106,7 @@ func (s *starter) read(given bool) error {
 	if v := launchVariables(s.kind); v != nil {
 		s.line.Variables(v[0], v[1])
 	}
+	s.ray()
 	s.everyDevice()
 	s.hostfile()
 	if err := s.spreads(); err != nil {
@@ -126,6 +127,36 @@ func (s *starter) read(given bool) error {
 	s.to.Launch.Notes = append(s.to.Launch.Notes, unset...)
 	s.notes()
 	return nil
+}
+
+// ray reads the ranks that Ray starts where a variable asks for it: those of a key of the file or of the command, or 1.
+func (s *starter) ray() {
+	variable, key := s.kind.Ray[0], s.kind.Ray[1]
+	if variable == "" || !s.isOn(variable) {
+		return
+	}
+	_, at, _ := s.line.Variable(variable)
+	s.line.PerNode, s.line.EveryDevice = &launcher.Count{At: at, Name: variable, Is: 1}, false
+	for _, root := range []*strict.Value{s.keys(), {Kind: '{', Members: commandMembers(s.arguments)}} {
+		if m := root.Member(key); m != nil {
+			if n, err := strconv.Atoi(m.Value.Text); err == nil && n > 0 {
+				s.line.PerNode.Is, s.line.PerNode.Name = n, variable+" with "+key
+			}
+		}
+	}
+}
+
+// keys returns the keys of the file that the script names, none without one.
+func (s *starter) keys() *strict.Value {
+	text, err := s.to.Texts.Read(s.to.Config, largest)
+	if s.to.Config == "" || err != nil {
+		return &strict.Value{Kind: '{'}
+	}
+	d := parseAny(s.to.Config, text)
+	if d == nil {
+		return &strict.Value{Kind: '{'}
+	}
+	return d.Root
 }
 
 // everyDevice has a command of the kind that starts ranks itself do so.
@@ -216,10 +247,12 @@ var hostLine = lazyregexp.New(`^[^\s#]+\s+slots=(\d+)`)
 
 // forced reports whether a variable has the command start ranks by a launcher.
 func (s *starter) forced() bool {
-	if s.kind.Forced == "" {
-		return false
-	}
-	value, _, set := s.line.Variable(s.kind.Forced)
+	return s.kind.Forced != "" && s.isOn(s.kind.Forced)
+}
+
+// isOn reports whether a variable of the environment is set to what programs take for true.
+func (s *starter) isOn(variable string) bool {
+	value, _, set := s.line.Variable(variable)
 	return set && slices.Contains([]string{"1", "true", "yes", "y", "on"}, strings.ToLower(value.Text))
 }
 
@@ -294,6 +327,13 @@ func (s *starter) configuration() error {
 			return s.fault(s.line.Program[0].At, what, "give the file to plimsoll as CONFIG; "+asItRuns(s.line))
 		}
 		return nil
+	}
+	for i, w := range rest {
+		if isFile := strict.IsYAML(w.Text) || isTOML(w.Text) || strings.HasSuffix(w.Text, ".json"); isFile &&
+			!strings.ContainsAny(w.Text, "=$") && !isValue(rest, i) {
+			return s.fault(w.At, fmt.Sprintf("%s names %s beside %s: %s takes one configuration", s.command, w.Text,
+				name.Text, s.kind.Program.Name), "start one training for each file, and give each to plimsoll")
+		}
 	}
 	path, text, err := s.find(*name)
 	if err != nil {

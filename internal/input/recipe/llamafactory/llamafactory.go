@@ -25,6 +25,7 @@ var Kind = &recipe.Kind{Name: "LLaMA-Factory configuration", Flag: recipe.Config
 		recipe.Liger:                 {Path: "enable_liger_kernel"}},
 	LaunchVariables: []string{"NPROC_PER_NODE", "NNODES"},
 	ConfigIn:        "1", EveryDevice: true, Forced: "FORCE_TORCHRUN", Abbreviates: true,
+	Ray: [2]string{"USE_RAY", "ray_num_workers"}, // _ray_training_function in train/tuner.py
 	Commands: map[string]string{"llamafactory-cli train": "llamafactory_train", "lmf train": "llamafactory_train",
 		"src/train.py": "llamafactory_train", "src/train_bash.py": "llamafactory_train",
 		"llamafactory/launcher.py": "llamafactory_train"}}
@@ -38,6 +39,7 @@ var llamaFactory = recipe.Program{Name: "LLaMA-Factory", Hosts: true, Package: "
 	Keys: strict.Merge(rule.Ignored(ignored),
 		rule.Worded.For("model_name_or_path adapter_name_or_path additional_target quantization_method"),
 		rule.Worded.For("ref_model freeze_trainable_modules freeze_extra_modules"),
+		rule.Counted.Default(1).For("ray_num_workers"),
 		rule.Switched.For(`use_muon use_llama_pro disable_gradient_checkpointing pure_bf16 use_rslora use_dora pissa_init
 			double_quantization fp8 enable_liger_kernel create_new_adapter use_dft_loss use_eaft_loss use_asft_loss
 			use_galore galore_layerwise use_apollo apollo_layerwise use_badam use_adam_mini`),
@@ -224,6 +226,10 @@ func (r *reader) refuse() error {
 	}
 	if recipe.On(r.Find("use_v1_kernels")) {
 		r.Note("use_v1_kernels", "has kernels that keep less for the backward pass than the plan says")
+	}
+	if n := r.Integer("ray_num_workers"); n > 1 {
+		r.Note("ray_num_workers", fmt.Sprintf("is %d, and counts only where the environment has USE_RAY=1: --gpus %d "+
+			"plans so many ranks, and so does a script that sets it", n, n))
 	}
 	if recipe.On(r.Find("train_from_scratch")) {
 		r.Note("train_from_scratch", "has weights made instead of loaded: the plan loads them")
