@@ -17,7 +17,7 @@ func (r *runner) counts(loop *syntax.CStyleLoop, body []*syntax.Stmt) bool {
 		quiet, often := r.quiet, r.often
 		r.often = max(1, r.often) * turns
 		kept := r.kept
-		r.kept = map[syntax.Node]bool{}
+		r.kept = map[commandOf]bool{}
 		defer func() { r.quiet, r.often, r.kept = quiet, often, kept }()
 	}
 	r.setNumber(name, first, loop)
