@@ -283,18 +283,27 @@ func (s *starter) notes() {
 		l.Notes = append(l.Notes, Note{Where: s.document.Position(at), What: key + " " + says})
 	}
 	l.Notes = append(l.Notes, sourcedNotes(s.document, s.script)...)
-	at := s.line.Program[0].At
-	if c := s.line.Command; c.Unsure != "" {
-		note(at, s.command, "runs only as "+c.Unsure+" allows, which plimsoll does not evaluate")
-	} else if c.Often > 1 {
-		note(at, s.command, fmt.Sprintf("runs %d times in a loop: the plan is of the first", c.Often))
-	}
+	l.Notes = append(l.Notes, turnNotes(s.document, s.line, s.command)...)
 	for _, name := range s.kind.LaunchVariables {
 		if at, hidden := s.line.Hidden(name); hidden {
 			note(at, name, "is set and not exported, so the program does not see it: write export before it")
 		}
 	}
 	s.misspelt(note)
+}
+
+// turnNotes says what decides whether a script runs a command, and how often.
+func turnNotes(d *strict.Document, line *launcher.Line, command string) []Note {
+	says := ""
+	switch c := line.Command; {
+	case c.Unsure != "":
+		says = "runs only as " + c.Unsure + " allows, which plimsoll does not evaluate"
+	case c.Often > 1:
+		says = fmt.Sprintf("runs %d times in a loop: the plan is of the first", c.Often)
+	default:
+		return nil
+	}
+	return []Note{{Where: d.Position(line.Program[0].At), What: command + " " + says}}
 }
 
 // misspelt notes variables that the program does not read, and that are a letter or two from one that it reads.

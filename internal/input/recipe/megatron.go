@@ -28,6 +28,8 @@ type Megatron struct {
 	Files  []string // that the arguments were read from
 	Script string   // the name of the script, such as pretrain_gpt; empty if unknown
 	Ranks  int64    // that the launcher starts; 0 if unknown
+	// UnknownRanks are the numbers of ranks and nodes that the launcher gets from where it runs.
+	UnknownRanks []Count
 	// RanksPerNode are those that the launcher starts on each node.
 	RanksPerNode int64
 
@@ -301,7 +303,7 @@ func ReadMegatron(arguments string, texts files.Texts) (*Megatron, error) {
 	r.Fill(m)
 	m.Files = append(m.Files, source.files...)
 	m.Notes = append(source.notes, r.Notes...)
-	m.Ranks, m.RanksPerNode = source.ranks, source.perNode
+	m.Ranks, m.RanksPerNode, m.UnknownRanks = source.ranks, source.perNode, source.unknown
 	m.scripted = source.scripted
 	processes, err := strconv.ParseInt(r.Word("nproc_per_node"), 10, 32)
 	nodes, err2 := strconv.ParseInt(cmp.Or(r.Word("nnodes"), "1"), 10, 32)
@@ -329,6 +331,7 @@ type source struct {
 	script         string
 	notes          []Note
 	ranks, perNode int64    // that the file says, 0 without
+	unknown        []Count  // that the launcher gets from where it runs
 	files          []string // that a command names
 }
 
@@ -433,10 +436,11 @@ func parseScript(file string, text []byte) (*strict.Document, source, error) {
 	if err := ownProgram(d, of, in); err != nil {
 		return nil, source{}, err
 	}
-	from.started(ofCommand(of, in))
+	from.started(d, ofCommand(of, in))
 	if of != nil {
 		if line := launcher.Read(of, in); line != nil {
 			from.Environment = environmentOf(d, line)
+			from.notes = append(from.notes, turnNotes(d, line, line.Program[0].Text)...)
 		}
 	}
 	return d, from, nil
@@ -467,8 +471,14 @@ func ownProgram(d *strict.Document, of *shell.Command, in launcher.Allocation) e
 }
 
 // started has the ranks of a line that says them.
-func (s *source) started(line *launcher.Line) {
-	if line == nil || line.PerNode == nil || len(line.Unknown) > 0 {
+func (s *source) started(d *strict.Document, line *launcher.Line) {
+	if line == nil {
+		return
+	}
+	for _, u := range line.Unknown {
+		s.unknown = append(s.unknown, Count{d.Position(u.At), u.Name, 0})
+	}
+	if line.PerNode == nil || len(line.Unknown) > 0 {
 		return
 	}
 	nodes := 1
@@ -500,9 +510,9 @@ func madeArguments(file string, text []byte, read *shell.Script, t training) (*s
 		return nil, source{}, err
 	}
 	from.Reference, from.Pairs, from.Policy, from.Adapter = made.Reference, made.Pairs, made.Policy, made.Adapter
-	from.notes = slices.Concat(from.notes, notes, made.Notes)
-	if from.started(t.line); made.PerNode > 0 {
-		from.perNode, from.ranks = made.PerNode, made.PerNode*max(1, made.Nodes)
+	from.notes = slices.Concat(from.notes, notes, turnNotes(given, t.line, t.command), made.Notes)
+	if from.started(given, t.line); made.PerNode > 0 {
+		from.perNode, from.ranks, from.unknown = made.PerNode, made.PerNode*max(1, made.Nodes), nil
 	}
 	if from.files = made.Files; made.In != nil {
 		return made.In, from, nil

@@ -141,9 +141,9 @@ func (r *runner) looping(follow func()) {
 // run can tell, or that has too many.
 func (r *runner) while(c *syntax.WhileClause) bool {
 	before, commands, steps := r.copied(), len(r.out.Commands), r.steps
-	quiet, kept := r.quiet, r.kept
-	defer func() { r.quiet, r.kept = quiet, kept }()
-	r.kept = map[commandOf]bool{}
+	quiet := r.quiet
+	defer r.keepsHere()()
+	defer func() { r.quiet = quiet }()
 	for turn := range mostTurns {
 		r.run(c.Cond[:len(c.Cond)-1])
 		holds := r.condition(c.Cond[len(c.Cond)-1])

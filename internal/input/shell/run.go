@@ -341,8 +341,9 @@ func (r *runner) repeat(c *syntax.ForClause) {
 		})
 		return
 	}
-	quiet, often, kept := r.quiet, r.often, r.kept
-	r.often, r.kept = max(1, r.often)*len(list), map[commandOf]bool{}
+	quiet, often := r.quiet, r.often
+	defer r.keepsHere()()
+	r.often = max(1, r.often) * len(list)
 	for i, w := range list {
 		r.quiet = quiet || i > 0
 		r.set(items.Name.Value, variable{word: w, at: r.at(c)})
@@ -350,7 +351,22 @@ func (r *runner) repeat(c *syntax.ForClause) {
 			break
 		}
 	}
-	r.quiet, r.often, r.kept = quiet, often, kept
+	r.quiet, r.often = quiet, often
+}
+
+// keepsHere has a loop tell which commands its turns have kept, and the loop around it too once it has ended.
+func (r *runner) keepsHere() (ends func()) {
+	around := r.kept
+	r.kept = maps.Clone(around)
+	if r.kept == nil {
+		r.kept = map[commandOf]bool{}
+	}
+	return func() {
+		if around != nil {
+			maps.Copy(around, r.kept)
+		}
+		r.kept = around
+	}
 }
 
 // declare follows export, local, declare and readonly.

@@ -215,3 +215,31 @@ func TestSeveralConfigurations(t *testing.T) {
 		}
 	}
 }
+
+// TestMegatronRanks: ranks that a script of Megatron core leaves to where it runs are asked for, and a loop is named.
+func TestMegatronRanks(t *testing.T) {
+	const arguments = " pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 128 " +
+		"--max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 16 --bf16 --vocab-size 1000"
+	in := filestest.InNewFolder(t)
+	for launch, want := range map[string]string{
+		"torchrun --nproc_per_node $G":            "does not say the value of nproc_per_node",
+		"torchrun --nproc_per_node 2 --nnodes $N": "does not say the value of nnodes",
+		"torchrun --nproc_per_node 8 --nnodes 2":  "",
+	} {
+		q := Request{Megatron: in("run.sh", launch+arguments)}
+		_, err := q.Resolve()
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: %v, want %q", launch, err, want)
+		}
+		if q.GPUs, q.Nodes = 8, 2; want != "" {
+			if j, err := q.Resolve(); err != nil || j.World != 16 {
+				t.Errorf("%q with --gpus and --nodes: %v", launch, err)
+			}
+		}
+	}
+	j, err := Request{Megatron: in("run.sh", "for lr in 1 2; do\ntorchrun --nproc_per_node 2"+arguments+
+		" --lr $lr\ndone\n")}.Resolve()
+	if err != nil || !strings.Contains(strings.Join(j.Assumptions, "\n"), "runs 2 times in a loop") {
+		t.Errorf("a loop: %v, %v", j, err)
+	}
+}
