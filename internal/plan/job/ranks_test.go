@@ -226,7 +226,7 @@ func TestMegatronRanks(t *testing.T) {
 		"torchrun --nproc_per_node 2 --nnodes $N": "does not say the value of nnodes",
 		"torchrun --nproc_per_node 8 --nnodes 2":  "",
 	} {
-		q := Request{Megatron: in("run.sh", launch+arguments)}
+		q := Request{Configs: []string{in("run.sh", launch+arguments)}}
 		_, err := q.Resolve()
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%q: %v, want %q", launch, err, want)
@@ -237,8 +237,8 @@ func TestMegatronRanks(t *testing.T) {
 			}
 		}
 	}
-	j, err := Request{Megatron: in("run.sh", "for lr in 1 2; do\ntorchrun --nproc_per_node 2"+arguments+
-		" --lr $lr\ndone\n")}.Resolve()
+	j, err := Request{Configs: []string{in("run.sh", "for lr in 1 2; do\ntorchrun --nproc_per_node 2"+arguments+
+		" --lr $lr\ndone\n")}}.Resolve()
 	if err != nil || !strings.Contains(strings.Join(j.Assumptions, "\n"), "runs 2 times in a loop") {
 		t.Errorf("a loop: %v, %v", j, err)
 	}
