@@ -279,5 +279,6 @@ var otherCommands = map[string]string{
 	"estimate": "plan", "estimate-memory": "plan", "memory": "plan", "size": "plan", "check": "plan", "launch": "run",
 	"train": "run", "search": "fit", "advise": "plan", "status": "stat", "top": "watch", "monitor": "watch",
 	"benchmark": "bench", "info": "topology", "why": "explain", "diagnose": "explain", "list": "models",
-	"gpus": "models", "predict": "plan", "calculate": "plan", "calc": "plan", "will": "plan", "can": "plan", "does": "plan", "how": "plan", "fits": "fit", "show": "inspect",
+	"gpus": "models", "predict": "plan", "calculate": "plan", "calc": "plan", "fits": "fit", "show": "inspect",
+	"will": "plan", "can": "plan", "does": "plan", "how": "plan",
 }

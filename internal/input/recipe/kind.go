@@ -53,8 +53,6 @@ type Kind struct {
 	// command do so by a launcher. ByAccelerate says that a command takes flags of accelerate launch.
 	EveryDevice, ByAccelerate bool
 	Forced                    string
-	// Ray are a variable that has Ray start the ranks in place of a launcher, and the key that says how many.
-	Ray [2]string
 	// Spreads says that a rank with several devices of its own has the model on all of them (device_map "auto").
 	Spreads bool
 	// Assigns says that arguments of such commands are assignments, as Hydra has them: section.key=value.

@@ -131,10 +131,10 @@ func (s *starter) read(given bool) error {
 
 // ray reads the ranks that Ray starts where a variable asks for it: those of a key of the file or of the command, or 1.
 func (s *starter) ray() {
-	variable, key := s.kind.Ray[0], s.kind.Ray[1]
-	if variable == "" || !s.isOn(variable) {
+	if s.kind.Program == nil || !s.isOn(s.kind.Program.Ray[0]) {
 		return
 	}
+	variable, key := s.kind.Program.Ray[0], s.kind.Program.Ray[1]
 	_, at, _ := s.line.Variable(variable)
 	s.line.PerNode, s.line.EveryDevice = &launcher.Count{At: at, Name: variable, Is: 1}, false
 	for _, root := range []*strict.Value{s.keys(), {Kind: '{', Members: commandMembers(s.arguments)}} {
@@ -247,13 +247,14 @@ var hostLine = lazyregexp.New(`^[^\s#]+\s+slots=(\d+)`)
 
 // forced reports whether a variable has the command start ranks by a launcher.
 func (s *starter) forced() bool {
-	return s.kind.Forced != "" && s.isOn(s.kind.Forced)
+	return s.isOn(s.kind.Forced)
 }
 
 // isOn reports whether a variable of the environment is set to what programs take for true.
 func (s *starter) isOn(variable string) bool {
 	value, _, set := s.line.Variable(variable)
-	return set && slices.Contains([]string{"1", "true", "yes", "y", "on"}, strings.ToLower(value.Text))
+	isTrue := slices.Contains([]string{"1", "true", "yes", "y", "on"}, strings.ToLower(value.Text))
+	return variable != "" && set && isTrue
 }
 
 // launchOf returns what a line says of ranks, with places.

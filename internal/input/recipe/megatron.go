@@ -28,8 +28,6 @@ type Megatron struct {
 	Files  []string // that the arguments were read from
 	Script string   // the name of the script, such as pretrain_gpt; empty if unknown
 	Ranks  int64    // that the launcher starts; 0 if unknown
-	// UnknownRanks are the numbers of ranks and nodes that the launcher gets from where it runs.
-	UnknownRanks []Count
 	// RanksPerNode are those that the launcher starts on each node.
 	RanksPerNode int64
 
@@ -161,6 +159,8 @@ type Megatron struct {
 
 // scripted is what a script says beside the arguments.
 type scripted struct {
+	// UnknownRanks are the numbers of ranks and nodes that the launcher gets from where it runs.
+	UnknownRanks []Count
 	// Environment are the variables that change what the training holds.
 	Environment []Variable
 	// Unset are variables that conditions of the script ask for and the script does not set. Looped are those that its
@@ -303,7 +303,7 @@ func ReadMegatron(arguments string, texts files.Texts) (*Megatron, error) {
 	r.Fill(m)
 	m.Files = append(m.Files, source.files...)
 	m.Notes = append(source.notes, r.Notes...)
-	m.Ranks, m.RanksPerNode, m.UnknownRanks = source.ranks, source.perNode, source.unknown
+	m.Ranks, m.RanksPerNode = source.ranks, source.perNode
 	m.scripted = source.scripted
 	processes, err := strconv.ParseInt(r.Word("nproc_per_node"), 10, 32)
 	nodes, err2 := strconv.ParseInt(cmp.Or(r.Word("nnodes"), "1"), 10, 32)
@@ -331,7 +331,6 @@ type source struct {
 	script         string
 	notes          []Note
 	ranks, perNode int64    // that the file says, 0 without
-	unknown        []Count  // that the launcher gets from where it runs
 	files          []string // that a command names
 }
 
@@ -476,7 +475,7 @@ func (s *source) started(d *strict.Document, line *launcher.Line) {
 		return
 	}
 	for _, u := range line.Unknown {
-		s.unknown = append(s.unknown, Count{d.Position(u.At), u.Name, 0})
+		s.UnknownRanks = append(s.UnknownRanks, Count{d.Position(u.At), u.Name, 0})
 	}
 	if line.PerNode == nil || len(line.Unknown) > 0 {
 		return
@@ -512,7 +511,7 @@ func madeArguments(file string, text []byte, read *shell.Script, t training) (*s
 	from.Reference, from.Pairs, from.Policy, from.Adapter = made.Reference, made.Pairs, made.Policy, made.Adapter
 	from.notes = slices.Concat(from.notes, notes, turnNotes(given, t.line, t.command), made.Notes)
 	if from.started(given, t.line); made.PerNode > 0 {
-		from.perNode, from.ranks, from.unknown = made.PerNode, made.PerNode*max(1, made.Nodes), nil
+		from.perNode, from.ranks, from.UnknownRanks = made.PerNode, made.PerNode*max(1, made.Nodes), nil
 	}
 	if from.files = made.Files; made.In != nil {
 		return made.In, from, nil

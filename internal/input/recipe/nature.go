@@ -38,7 +38,8 @@ func insteadOf(path string) string {
 		return "a flag that may stand alone takes its value with =, such as --flag=value"
 	case strings.Contains(path, " ") && !strings.ContainsAny(path, `/\.`),
 		strings.HasSuffix(path, "?") && strings.Contains(path, " "):
-		return "plimsoll reads no sentences: name a model and a GPU, such as 'plimsoll plan llama-3-8b RTX-4090 --gpus 4'"
+		return "plimsoll reads no sentences: name a model and a GPU, such as 'plimsoll plan llama-3-8b RTX-4090 " +
+			"--gpus 4'"
 	case !strings.ContainsAny(path, `/\.`):
 		return usual + "; the name of a model or of a GPU is one word, such as qwen3-8b or H100-80GB"
 	}

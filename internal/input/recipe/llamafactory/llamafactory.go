@@ -25,7 +25,6 @@ var Kind = &recipe.Kind{Name: "LLaMA-Factory configuration", Flag: recipe.Config
 		recipe.Liger:                 {Path: "enable_liger_kernel"}},
 	LaunchVariables: []string{"NPROC_PER_NODE", "NNODES"},
 	ConfigIn:        "1", EveryDevice: true, Forced: "FORCE_TORCHRUN", Abbreviates: true,
-	Ray: [2]string{"USE_RAY", "ray_num_workers"}, // _ray_training_function in train/tuner.py
 	Commands: map[string]string{"llamafactory-cli train": "llamafactory_train", "lmf train": "llamafactory_train",
 		"src/train.py": "llamafactory_train", "src/train_bash.py": "llamafactory_train",
 		"llamafactory/launcher.py": "llamafactory_train"}}
@@ -34,6 +33,7 @@ func inverse(x any) any { return x != true }
 
 // llamaFactory is LLaMA-Factory: the arguments in src/llamafactory/hparams.
 var llamaFactory = recipe.Program{Name: "LLaMA-Factory", Hosts: true, Package: "llamafactory",
+	Ray:     [2]string{"USE_RAY", "ray_num_workers"}, // _ray_training_function in train/tuner.py
 	Release: version.Version{Minor: 9, Patch: 5}, Oldest: version.Version{Minor: 9, Patch: 1},
 	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
 	Keys: strict.Merge(rule.Ignored(ignored),

@@ -138,8 +138,8 @@ func (r *reader) lengths() {
 }
 
 // entropies says what entropy_from_logits in swift/rlhf_trainers/utils.py takes, which no plan has.
-const entropies = "has entropies of all tokens: the loss then makes log-probabilities and probabilities of all logits, " +
-	"which are not planned: two more of them for a moment"
+const entropies = "has entropies of all tokens: the loss then makes log-probabilities and probabilities of all " +
+	"logits, which are not planned: two more of them for a moment"
 
 // remarks notes what the plan leaves out.
 func (r *reader) remarks() error {
