@@ -267,15 +267,36 @@ func wholeNumber(text string, least int) error {
 	if ofGPU := counted.FindStringSubmatch(lower); ofGPU != nil {
 		return e.WithHint("write " + ofGPU[1] + "; the name of a GPU goes to --gpu")
 	}
+	if devices := strings.Split(text, ","); len(devices) > 1 && isRange(devices) {
+		return e.WithHint(fmt.Sprintf("write %d, how many they are", len(devices)))
+	}
+	if nodes := ofNodes.FindStringSubmatch(lower); nodes != nil {
+		return e.WithHint(fmt.Sprintf("nodes and the GPUs of each are two flags: --nodes %s --gpus %s", nodes[1],
+			nodes[2]))
+	}
+	if lower == "all" || lower == "gpu" {
+		return e.WithHint("give their number: plans are made where the GPUs need not be")
+	}
 	if lower == "auto" {
 		return e.WithHint("give a number, or leave it out; plimsoll fit searches for what is best")
 	}
 	return e
 }
 
+// isRange reports whether texts are the numbers from 0 on, as CUDA_VISIBLE_DEVICES lists GPUs.
+func isRange(texts []string) bool {
+	for i, text := range texts {
+		if text != strconv.Itoa(i) {
+			return false
+		}
+	}
+	return true
+}
+
 var (
 	inThousands = regexp.MustCompile(`^([0-9]{1,6})k$`)
 	counted     = regexp.MustCompile(`^([0-9]+) ?x ?[a-z]`)
+	ofNodes     = regexp.MustCompile(`^([0-9]{1,4})x([0-9]{1,4})$`)
 	grouped     = regexp.MustCompile(`^[0-9]{1,3}([,_'][0-9]{3})+$`)
 )
 

@@ -18,6 +18,8 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/safe"
+	"plimsoll/internal/input/gpu"
+	"plimsoll/internal/input/model"
 )
 
 // Exit codes.
@@ -251,10 +253,25 @@ func noArguments(c *cobra.Command, arguments []string) error {
 	if meant := otherCommands[strings.ToLower(arguments[0])]; slices.Contains(names, meant) {
 		nearest = meant
 	}
+	if nearest == "" && slices.Contains(names, "plan") && isPlanned(arguments[0]) {
+		nearest = strings.Join(append([]string{"plan"}, arguments...), " ")
+	}
 	if nearest != "" {
 		e.Hint = "did you mean " + c.CommandPath() + " " + nearest + "? " + e.Hint
 	}
 	return e
+}
+
+// isPlanned reports whether a word is what plan takes: a GPU, a model or a file that is here.
+func isPlanned(word string) bool {
+	if _, err := gpu.Find(word); err == nil {
+		return true
+	}
+	if _, err := os.Stat(word); err == nil {
+		return true
+	}
+	_, err := model.Described(word)
+	return err == nil
 }
 
 // otherCommands maps what people may call a command to its name.
@@ -263,4 +280,5 @@ var otherCommands = map[string]string{
 	"train": "run", "search": "fit", "advise": "plan", "status": "stat", "top": "watch", "monitor": "watch",
 	"benchmark": "bench", "info": "topology", "why": "explain", "diagnose": "explain", "list": "models",
 	"gpus": "models", "predict": "plan", "calculate": "plan", "calc": "plan", "fits": "fit", "show": "inspect",
+	"will": "plan", "can": "plan", "does": "plan", "how": "plan",
 }

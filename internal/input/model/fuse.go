@@ -10,7 +10,7 @@ import (
 // FuseExperts returns the model with the parameters and the network that
 // transformers has in memory since version 5, for any checkpoint. The weights of
 // all experts of a layer are two tensors, routers are modules of their own kind,
-// and some modules have other names.
+// some modules have other names, and some heads are tied.
 func (m *Model) FuseExperts() *Model {
 	if m.Network == nil || m.Network.Opaque != nil {
 		return m.fuseOpaque()
@@ -31,6 +31,7 @@ func (m *Model) FuseExperts() *Model {
 	if network.HeldBody != "" {
 		fused.moveBody(network.Body+".", network.HeldBody+".")
 	}
+	fused.tieHead()
 	return &fused
 }
 
@@ -73,6 +74,18 @@ func renamed(v reflect.Value, from, to string) reflect.Value {
 		return v
 	}
 	return made
+}
+
+// alwaysTied are the types whose head transformers ties to the embeddings since version 5, whatever config.json says
+// (configuration_t5.py and configuration_mt5.py of 5.0.0).
+var alwaysTied = []string{"t5", "mt5"}
+
+func (m *Model) tieHead() {
+	for i := range m.Parameters {
+		if p := &m.Parameters[i]; p.Name == "lm_head.weight" && slices.Contains(alwaysTied, m.Type) {
+			p.TiedTo = "shared.weight"
+		}
+	}
 }
 
 // fuseOpaque fuses the experts of a model whose operations are unknown.

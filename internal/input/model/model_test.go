@@ -369,3 +369,24 @@ func write(t *testing.T, path, text string) {
 		t.Fatal(err)
 	}
 }
+
+// TestHeadsThatVersion5Ties: T5's head is tied since transformers 5, though config.json says that it is not, as
+// flan-t5's does. 5.24.0 makes a model of 218,368 parameters, and one without the key has as many.
+func TestHeadsThatVersion5Ties(t *testing.T) {
+	text, err := os.ReadFile("testdata/variants/t5-gated.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "config.json")
+	untied := strings.Replace(string(text), "{", `{"tie_word_embeddings": false,`, 1)
+	if err := os.WriteFile(path, []byte(untied), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	m, err := Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if before, since := m.Elements(), m.FuseExperts().Elements(); before != 282_368 || since != 218_368 {
+		t.Errorf("%d parameters before transformers 5 and %d since", before, since)
+	}
+}

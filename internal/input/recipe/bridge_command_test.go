@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -50,8 +51,8 @@ def staged_pretrain_4gpu_h100_bf16_config():
 		"    return qwen3_4b_pretrain_2gpu_h100_bf16_config()\n",
 }
 
-// TestBridgeCommand reads commands of Megatron-Bridge that name a recipe, with what they set over it.
-func TestBridgeCommand(t *testing.T) {
+// bridgeScripts returns a function that reads a script in the project.
+func bridgeScripts(t *testing.T) func(line string) (*Megatron, error) {
 	folder := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(folder, name)
@@ -66,7 +67,12 @@ func TestBridgeCommand(t *testing.T) {
 	for name, text := range bridgeProject {
 		write(name, text)
 	}
-	read := func(line string) (*Megatron, error) { return ReadMegatron(write("train.sh", line+"\n"), nil) }
+	return func(line string) (*Megatron, error) { return ReadMegatron(write("train.sh", line+"\n"), nil) }
+}
+
+// TestBridgeCommand reads commands of Megatron-Bridge that name a recipe, with what they set over it.
+func TestBridgeCommand(t *testing.T) {
+	read := bridgeScripts(t)
 	const start = "torchrun --nproc_per_node=2 scripts/training/run_recipe.py --recipe "
 	usual := Megatron{Ranks: 2, MicroBatch: 2, Sequence: 4096, Tensor: 2}
 	fast, set, slurm := usual, usual, usual
@@ -107,5 +113,38 @@ func TestBridgeCommand(t *testing.T) {
 	const unnamed = "torchrun --nproc_per_node=2 scripts/training/run_recipe.py --model qwen3_4b"
 	if _, err := read(unnamed); err == nil || !strings.Contains(err.Error(), "names no recipe without --mode") {
 		t.Errorf("%s: %v", unnamed, err)
+	}
+}
+
+// TestBridgeAssignments: what advice says of a setting is what Megatron-Bridge reads, for all settings that it has.
+func TestBridgeAssignments(t *testing.T) {
+	read := bridgeScripts(t)
+	const start = "torchrun --nproc_per_node=2 scripts/training/run_recipe.py --recipe qwen3_4b_pretrain_config "
+	values := map[Setting]any{MicroBatch: 4, TrainBatch: 64, TensorDegree: 1, ContextDegree: 2, PipelineDegree: 2,
+		RecomputeGranularity: "full", RecomputeMethod: "block", RecomputeLayers: 3, OffloadFraction: 0.5,
+		FusedLossBy: "te"}
+	for _, setting := range MegatronSettings() {
+		to, is := values[setting]
+		if !is {
+			to = true
+		}
+		assignment := BridgeAssignment(setting, to)
+		switch setting {
+		case StatesOffload, ChunkedStatesOffload: // Megatron-Bridge does not have them
+			if assignment != "" {
+				t.Errorf("%s: %s", setting, assignment)
+			}
+			continue
+		case SavesModelOnly: // of checkpoints, which no argument of the recipe's says
+			continue
+		}
+		m, err := read(start + assignment)
+		if err != nil {
+			t.Errorf("%s: %v", assignment, err)
+			continue
+		}
+		if v := m.given.Find(ArgumentOf(setting, to).Key); v == nil || strings.Trim(v.String(), `"`) != fmt.Sprint(to) {
+			t.Errorf("%s: got %v", assignment, v)
+		}
 	}
 }

@@ -77,7 +77,7 @@ func load[T any](texts files.Texts, path string, what *Kind, parse func(file str
 }
 
 // stageName matches how programs name a stage of ZeRO.
-var stageName = lazyregexp.New(`^(?i:zero|stage|z)[-_]?([0-3])$`)
+var stageName = lazyregexp.New(`^(?i:zero|stage|z)?[-_]?([0-3])$`)
 
 // LoadAdapter reads the file at path.
 func LoadAdapter(path string) (*peft.Adapter, error) {

@@ -299,7 +299,10 @@ type Program struct {
 	Hosts bool
 	// Loose reports whether most keys of a file may be unknown: its components have keys of their own.
 	Loose bool
-	Read  func(r *Reader) error
+	// Ray are a variable of the environment that has Ray start the ranks in place of a launcher, and the key that says
+	// how many; "" without.
+	Ray  [2]string
+	Read func(r *Reader) error
 }
 
 // LoadFramework reads the file at path. It returns nil if another function loads files of

@@ -106,6 +106,7 @@ func (s *starter) read(given bool) error {
 	if v := launchVariables(s.kind); v != nil {
 		s.line.Variables(v[0], v[1])
 	}
+	s.ray()
 	s.everyDevice()
 	s.hostfile()
 	if err := s.spreads(); err != nil {
@@ -126,6 +127,36 @@ func (s *starter) read(given bool) error {
 	s.to.Launch.Notes = append(s.to.Launch.Notes, unset...)
 	s.notes()
 	return nil
+}
+
+// ray reads the ranks that Ray starts where a variable asks for it: those of a key of the file or of the command, or 1.
+func (s *starter) ray() {
+	if s.kind.Program == nil || !s.isOn(s.kind.Program.Ray[0]) {
+		return
+	}
+	variable, key := s.kind.Program.Ray[0], s.kind.Program.Ray[1]
+	_, at, _ := s.line.Variable(variable)
+	s.line.PerNode, s.line.EveryDevice = &launcher.Count{At: at, Name: variable, Is: 1}, false
+	for _, root := range []*strict.Value{s.keys(), {Kind: '{', Members: commandMembers(s.arguments)}} {
+		if m := root.Member(key); m != nil {
+			if n, err := strconv.Atoi(m.Value.Text); err == nil && n > 0 {
+				s.line.PerNode.Is, s.line.PerNode.Name = n, variable+" with "+key
+			}
+		}
+	}
+}
+
+// keys returns the keys of the file that the script names, none without one.
+func (s *starter) keys() *strict.Value {
+	text, err := s.to.Texts.Read(s.to.Config, largest)
+	if s.to.Config == "" || err != nil {
+		return &strict.Value{Kind: '{'}
+	}
+	d := parseAny(s.to.Config, text)
+	if d == nil {
+		return &strict.Value{Kind: '{'}
+	}
+	return d.Root
 }
 
 // everyDevice has a command of the kind that starts ranks itself do so.
@@ -216,11 +247,14 @@ var hostLine = lazyregexp.New(`^[^\s#]+\s+slots=(\d+)`)
 
 // forced reports whether a variable has the command start ranks by a launcher.
 func (s *starter) forced() bool {
-	if s.kind.Forced == "" {
-		return false
-	}
-	value, _, set := s.line.Variable(s.kind.Forced)
-	return set && slices.Contains([]string{"1", "true", "yes", "y", "on"}, strings.ToLower(value.Text))
+	return s.isOn(s.kind.Forced)
+}
+
+// isOn reports whether a variable of the environment is set to what programs take for true.
+func (s *starter) isOn(variable string) bool {
+	value, _, set := s.line.Variable(variable)
+	isTrue := slices.Contains([]string{"1", "true", "yes", "y", "on"}, strings.ToLower(value.Text))
+	return variable != "" && set && isTrue
 }
 
 // launchOf returns what a line says of ranks, with places.
@@ -250,18 +284,27 @@ func (s *starter) notes() {
 		l.Notes = append(l.Notes, Note{Where: s.document.Position(at), What: key + " " + says})
 	}
 	l.Notes = append(l.Notes, sourcedNotes(s.document, s.script)...)
-	at := s.line.Program[0].At
-	if c := s.line.Command; c.Unsure != "" {
-		note(at, s.command, "runs only as "+c.Unsure+" allows, which plimsoll does not evaluate")
-	} else if c.Often > 1 {
-		note(at, s.command, fmt.Sprintf("runs %d times in a loop: the plan is of the first", c.Often))
-	}
+	l.Notes = append(l.Notes, turnNotes(s.document, s.line, s.command)...)
 	for _, name := range s.kind.LaunchVariables {
 		if at, hidden := s.line.Hidden(name); hidden {
 			note(at, name, "is set and not exported, so the program does not see it: write export before it")
 		}
 	}
 	s.misspelt(note)
+}
+
+// turnNotes says what decides whether a script runs a command, and how often.
+func turnNotes(d *strict.Document, line *launcher.Line, command string) []Note {
+	says := ""
+	switch c := line.Command; {
+	case c.Unsure != "":
+		says = "runs only as " + c.Unsure + " allows, which plimsoll does not evaluate"
+	case c.Often > 1:
+		says = fmt.Sprintf("runs %d times in a loop: the plan is of the first", c.Often)
+	default:
+		return nil
+	}
+	return []Note{{Where: d.Position(line.Program[0].At), What: command + " " + says}}
 }
 
 // misspelt notes variables that the program does not read, and that are a letter or two from one that it reads.
@@ -294,6 +337,13 @@ func (s *starter) configuration() error {
 			return s.fault(s.line.Program[0].At, what, "give the file to plimsoll as CONFIG; "+asItRuns(s.line))
 		}
 		return nil
+	}
+	for i, w := range rest {
+		if isFile := strict.IsYAML(w.Text) || isTOML(w.Text) || strings.HasSuffix(w.Text, ".json"); isFile &&
+			!strings.ContainsAny(w.Text, "=$") && !isValue(rest, i) {
+			return s.fault(w.At, fmt.Sprintf("%s names %s beside %s: %s takes one configuration", s.command, w.Text,
+				name.Text, s.kind.Program.Name), "start one training for each file, and give each to plimsoll")
+		}
 	}
 	path, text, err := s.find(*name)
 	if err != nil {

@@ -159,6 +159,8 @@ type Megatron struct {
 
 // scripted is what a script says beside the arguments.
 type scripted struct {
+	// UnknownRanks are the numbers of ranks and nodes that the launcher gets from where it runs.
+	UnknownRanks []Count
 	// Environment are the variables that change what the training holds.
 	Environment []Variable
 	// Unset are variables that conditions of the script ask for and the script does not set. Looped are those that its
@@ -433,10 +435,11 @@ func parseScript(file string, text []byte) (*strict.Document, source, error) {
 	if err := ownProgram(d, of, in); err != nil {
 		return nil, source{}, err
 	}
-	from.started(ofCommand(of, in))
+	from.started(d, ofCommand(of, in))
 	if of != nil {
 		if line := launcher.Read(of, in); line != nil {
 			from.Environment = environmentOf(d, line)
+			from.notes = append(from.notes, turnNotes(d, line, line.Program[0].Text)...)
 		}
 	}
 	return d, from, nil
@@ -467,8 +470,14 @@ func ownProgram(d *strict.Document, of *shell.Command, in launcher.Allocation) e
 }
 
 // started has the ranks of a line that says them.
-func (s *source) started(line *launcher.Line) {
-	if line == nil || line.PerNode == nil || len(line.Unknown) > 0 {
+func (s *source) started(d *strict.Document, line *launcher.Line) {
+	if line == nil {
+		return
+	}
+	for _, u := range line.Unknown {
+		s.UnknownRanks = append(s.UnknownRanks, Count{d.Position(u.At), u.Name, 0})
+	}
+	if line.PerNode == nil || len(line.Unknown) > 0 {
 		return
 	}
 	nodes := 1
@@ -500,9 +509,9 @@ func madeArguments(file string, text []byte, read *shell.Script, t training) (*s
 		return nil, source{}, err
 	}
 	from.Reference, from.Pairs, from.Policy, from.Adapter = made.Reference, made.Pairs, made.Policy, made.Adapter
-	from.notes = slices.Concat(from.notes, notes, made.Notes)
-	if from.started(t.line); made.PerNode > 0 {
-		from.perNode, from.ranks = made.PerNode, made.PerNode*max(1, made.Nodes)
+	from.notes = slices.Concat(from.notes, notes, turnNotes(given, t.line, t.command), made.Notes)
+	if from.started(given, t.line); made.PerNode > 0 {
+		from.perNode, from.ranks, from.UnknownRanks = made.PerNode, made.PerNode*max(1, made.Nodes), nil
 	}
 	if from.files = made.Files; made.In != nil {
 		return made.In, from, nil

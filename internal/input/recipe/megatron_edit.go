@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
 	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/input/recipe/strict"
 )
@@ -51,6 +52,55 @@ var argumentKeys = SettingKeys{
 	SavesModelOnly:       {Path: "no_save_optim", Unset: false},
 	FusedLoss:            {Path: "cross_entropy_loss_fusion", Unset: false},
 	FusedLossBy:          {Path: "cross_entropy_fusion_impl"},
+}
+
+// bridgeKeys are the keys of Megatron-Bridge's recipes for settings (src/megatron/bridge/training/config.py).
+var bridgeKeys = map[Setting]string{
+	MicroBatch:           "train.micro_batch_size",
+	TrainBatch:           "train.global_batch_size",
+	TensorDegree:         "model.tensor_model_parallel_size",
+	ContextDegree:        "model.context_parallel_size",
+	PipelineDegree:       "model.pipeline_model_parallel_size",
+	SequenceSplit:        "model.sequence_parallel",
+	RecomputeGranularity: "model.recompute_granularity",
+	RecomputeMethod:      "model.recompute_method",
+	RecomputeLayers:      "model.recompute_num_layers",
+	DistributedOptimizer: "ddp.use_distributed_optimizer",
+	PrecisionAware:       "optimizer.use_precision_aware_optimizer",
+	OptimizerOffload:     "optimizer.optimizer_cpu_offload",
+	OffloadFraction:      "optimizer.optimizer_offload_fraction",
+	SavesModelOnly:       "checkpoint.save_optim",
+	FusedLoss:            "model.cross_entropy_loss_fusion",
+	FusedLossBy:          "model.cross_entropy_fusion_impl",
+}
+
+// BridgeAssignment returns what sets a setting over a recipe of Megatron-Bridge, on its command line: it is empty for a
+// setting that no key says.
+func BridgeAssignment(setting Setting, to any) string {
+	key, value := bridgeKeys[setting], fmt.Sprint(to)
+	switch {
+	case key == "":
+		return ""
+	case to == nil:
+		value = "null"
+	case setting == SavesModelOnly:
+		value = fmt.Sprint(to != true)
+	}
+	return key + "=" + value
+}
+
+// IsBridge reports whether a file is a recipe or a configuration of Megatron-Bridge, or starts it by one.
+func IsBridge(file string, texts files.Texts) bool {
+	text, err := texts.Read(file, largest)
+	if err != nil {
+		return false
+	}
+	d := parseContent(file, text)
+	if d == nil {
+		return false
+	}
+	s := sectioned(d)
+	return d.Root.Member(bridgeMark) != nil || s != nil && s.program != nemoProgram
 }
 
 // MegatronSettings lists the settings that arguments of Megatron-LM say.

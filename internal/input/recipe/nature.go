@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -15,6 +17,38 @@ import (
 	"plimsoll/internal/input/recipe/strict"
 )
 
+// onHub matches the address of a model on the Hugging Face hub.
+var onHub = lazyregexp.New(`^https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+?)/?$`)
+
+// insteadOf says what to give in place of a file that is not here: one beside it with another ending or a letter or two
+// between them, or what a word that is no path may have been meant as.
+func insteadOf(path string) string {
+	const usual = "give the path of a configuration"
+	entries, _ := os.ReadDir(filepath.Dir(path))
+	stem := func(name string) string { return strings.TrimSuffix(name, filepath.Ext(name)) }
+	name := filepath.Base(path)
+	for _, e := range entries[:min(len(entries), mostBeside)] {
+		if other := e.Name(); filepath.Ext(name) != "" && !e.IsDir() &&
+			(stem(other) == stem(name) || fault.Misspells(name, other, 2)) {
+			return "did you mean " + filepath.Join(filepath.Dir(path), other) + "?"
+		}
+	}
+	switch {
+	case slices.Contains(strings.Fields("true false yes no on off"), strings.ToLower(path)):
+		return "a flag that may stand alone takes its value with =, such as --flag=value"
+	case strings.Contains(path, " ") && !strings.ContainsAny(path, `/\.`),
+		strings.HasSuffix(path, "?") && strings.Contains(path, " "):
+		return "plimsoll reads no sentences: name a model and a GPU, such as 'plimsoll plan llama-3-8b RTX-4090 " +
+			"--gpus 4'"
+	case !strings.ContainsAny(path, `/\.`):
+		return usual + "; the name of a model or of a GPU is one word, such as qwen3-8b or H100-80GB"
+	}
+	return usual
+}
+
+// mostBeside is how many files of a folder are looked at for a name that may have been meant.
+const mostBeside = 1 << 12
+
 // Detect returns the flag for the configuration at path, by its content: "--deepspeed", "--accelerate",
 // "--training-args", "--adapter", "--quantization" or "--model". It is "--config" for a file that LoadFramework reads.
 // A file of any other kind is refused with what it is. Texts may stand for files. Every error is a *fault.Input.
@@ -23,10 +57,13 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 	var other *files.NotRegular
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && strings.Contains(path, "://"):
-		return "", fault.Inputf("%s is an address, expected a file", path).
-			WithHint("download the file first, and give its path")
+		hint := "download the file first, and give its path"
+		if m := onHub.FindStringSubmatch(path); m != nil {
+			hint = "if it is a model's, give it as --model " + m[1]
+		}
+		return "", fault.Inputf("%s is an address, expected a file", path).WithHint(hint)
 	case errors.Is(err, fs.ErrNotExist):
-		return "", fault.File(path).Inputf("there is no such file").WithHint("give the path of a configuration")
+		return "", fault.File(path).Inputf("there is no such file").WithHint(insteadOf(path))
 	case errors.As(err, &other):
 		return "", fault.File(path).Inputf("%v", other).
 			WithHint("name the files in it, or give a model's folder as --model")

@@ -15,10 +15,9 @@ func (r *runner) counts(loop *syntax.CStyleLoop, body []*syntax.Stmt) bool {
 		return false
 	} else if turns > 1 {
 		quiet, often := r.quiet, r.often
+		defer r.keepsHere()()
 		r.often = max(1, r.often) * turns
-		kept := r.kept
-		r.kept = map[syntax.Node]bool{}
-		defer func() { r.quiet, r.often, r.kept = quiet, often, kept }()
+		defer func() { r.quiet, r.often = quiet, often }()
 	}
 	r.setNumber(name, first, loop)
 	for turn := 0; r.nonzero(loop.Cond) == yes && r.steps > 0; turn++ {

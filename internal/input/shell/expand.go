@@ -299,6 +299,9 @@ func (r *runner) parameter(p *syntax.ParamExp, quoted bool, unknown *[]string) (
 	case !known && (op == syntax.AlternateUnset || op == syntax.AlternateUnsetOrNull):
 		return nil, true
 	case !known:
+		if op == syntax.ErrorUnset || op == syntax.ErrorUnsetOrNull { // ${1:?usage}
+			r.demanded[p.Param.Value] = true
+		}
 		return nil, false
 	}
 	*unknown = append(*unknown, r.values[p.Param.Value].word.Unknown...)

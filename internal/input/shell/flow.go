@@ -80,21 +80,25 @@ func (r *runner) leaves(words []Word) bool {
 	return true
 }
 
-// unlessDemanded follows statements behind a condition. If it asks for variables that the script does not set, and the
-// statements end the script with an error, the script demands these variables: whoever starts it sets them, and these
-// statements do not run. Conditions behind them that ask for these variables have no answer.
-func (r *runner) unlessDemanded(from int, follow func()) {
+// unlessDemanded follows statements behind a condition. If it asks for variables that the script does not set or leaves
+// empty, and the statements end the script with an error, the script demands these variables: whoever starts it sets
+// them, and these statements do not run. Conditions behind them that ask for these variables have no answer.
+// It reports whether the script demands variables.
+func (r *runner) unlessDemanded(from int, follow func()) bool {
 	before, arguments, commands := r.copied(), r.arguments, len(r.out.Commands)
-	names := r.asked[from:]
+	names := slices.Clone(r.asked[from:])
 	follow()
-	if len(names) > 0 && r.flow.way == exits && r.flow.status == no {
-		r.out.Commands = r.out.Commands[:commands]
-		r.restore(before)
-		r.arguments, r.flow.way = arguments, goesOn
-		for _, name := range names {
-			r.demanded[name] = true
-		}
+	if len(names) == 0 || r.flow.way != exits || r.flow.status != no {
+		return false
 	}
+	r.out.Commands = r.out.Commands[:commands]
+	r.restore(before)
+	r.arguments, r.flow.way = arguments, goesOn
+	for _, name := range names {
+		r.demanded[name] = true
+		r.forget(name)
+	}
+	return true
 }
 
 // apart follows statements that another process runs: what they set is lost, and an exit ends only that process.
@@ -137,9 +141,9 @@ func (r *runner) looping(follow func()) {
 // run can tell, or that has too many.
 func (r *runner) while(c *syntax.WhileClause) bool {
 	before, commands, steps := r.copied(), len(r.out.Commands), r.steps
-	quiet, kept := r.quiet, r.kept
-	defer func() { r.quiet, r.kept = quiet, kept }()
-	r.kept = map[syntax.Node]bool{}
+	quiet := r.quiet
+	defer r.keepsHere()()
+	defer func() { r.quiet = quiet }()
 	for turn := range mostTurns {
 		r.run(c.Cond[:len(c.Cond)-1])
 		holds := r.condition(c.Cond[len(c.Cond)-1])

@@ -28,8 +28,10 @@ type runner struct {
 	unsure    []string                    // the conditions and loops around
 	often     int                         // how often a loop runs its commands
 	quiet     bool                        // commands that are kept are not kept again: a later turn of a loop
-	kept      map[syntax.Node]bool        // commands that a turn of the loop has kept
-	node      syntax.Node                 // the command that is followed
+	kept      map[commandOf]bool          // commands that a turn of the loop has kept
+	node      commandOf                   // the command that is followed
+	outside   commandOf                   // the command that runs an inner text
+	calls     int                         // commands of the inner text so far
 	flow      *flow
 	status    answer               // of the function that ran last
 	loops     int                  // around, in the function
@@ -43,6 +45,13 @@ type runner struct {
 	depth     int
 	steps     int // that are left
 	when      int
+}
+
+// commandOf tells a command from others in every turn of a loop. Those of an inner text, which is another one in each
+// turn, are told by the command that runs the text and by their number.
+type commandOf struct {
+	node   syntax.Node
+	number int
 }
 
 // function is a function of the shell, with the text that it stands in.
@@ -332,8 +341,9 @@ func (r *runner) repeat(c *syntax.ForClause) {
 		})
 		return
 	}
-	quiet, often, kept := r.quiet, r.often, r.kept
-	r.often, r.kept = max(1, r.often)*len(list), map[syntax.Node]bool{}
+	quiet, often := r.quiet, r.often
+	defer r.keepsHere()()
+	r.often = max(1, r.often) * len(list)
 	for i, w := range list {
 		r.quiet = quiet || i > 0
 		r.set(items.Name.Value, variable{word: w, at: r.at(c)})
@@ -341,7 +351,22 @@ func (r *runner) repeat(c *syntax.ForClause) {
 			break
 		}
 	}
-	r.quiet, r.often, r.kept = quiet, often, kept
+	r.quiet, r.often = quiet, often
+}
+
+// keepsHere has a loop tell which commands its turns have kept, and the loop around it too once it has ended.
+func (r *runner) keepsHere() (ends func()) {
+	around := r.kept
+	r.kept = maps.Clone(around)
+	if r.kept == nil {
+		r.kept = map[commandOf]bool{}
+	}
+	return func() {
+		if around != nil {
+			maps.Copy(around, r.kept)
+		}
+		r.kept = around
+	}
 }
 
 // declare follows export, local, declare and readonly.
@@ -441,7 +466,11 @@ func (r *runner) call(c *syntax.CallExpr) {
 	if len(words) == 0 {
 		return
 	}
-	r.node = c
+	r.node = commandOf{node: c}
+	if r.outside.node != nil {
+		r.calls++
+		r.node = commandOf{r.outside.node, r.outside.number<<8 + r.calls}
+	}
 	if f, is := r.functions[words[0].Text]; is {
 		r.status = r.invoke(f, words[1:])
 		return
@@ -605,6 +634,7 @@ func (r *runner) within(text Word, prefix []Word, own []setting) bool {
 	}
 	inner := *r
 	inner.text, inner.shift, inner.inner, inner.depth = text.Text, text.At, true, r.depth+1
+	inner.outside, inner.calls = r.node, 0
 	inner.prefix = append(slices.Clip(r.prefix), prefix...)
 	inner.before = append(slices.Clip(r.before), own...)
 	inner.run(parsed.Stmts)

@@ -134,13 +134,21 @@ func TestConditions(t *testing.T) {
 			"[ $N = 8 ]",
 		"[ $# = 1 ] || exit 1; if [ $1 = 8 ]; then a; else b; fi": "a: the condition [ $1 = 8 ]; b: the condition " +
 			"[ $1 = 8 ]",
-		"[[ -n $N ]] || exit 2; a":                "a",
-		"if [ -z $N ]; then a; exit 0; fi; b":     "a",
-		"N=; if [ -z $N ]; then a; exit 1; fi; b": "a",
-		"if [ $# -lt 1 ]; then a; exit 1; fi; b":  "b",
-		"for f in *.txt; do a $f; done":           "a $f: the loop over f",
-		"N=1; while read l; do N=2; done; a $N":   "a 1",
-		"if command -v x; then a; fi":             "command -v x; a: the condition command -v x",
+		"[[ -n $N ]] || exit 2; a":                                 "a",
+		"if [ -z $N ]; then a; exit 0; fi; b":                      "a",
+		"N=; if [ -z $N ]; then a; exit 1; fi; b":                  "b",
+		"N=\"\"; [ -n \"$N\" ] || exit 1; b $N":                    "b $N",
+		"N=; [ -z $N ] && exit 0; b":                               "",
+		"N=1; if [ $N = 1 ]; then exit 1; fi; b":                   "",
+		"case $1 in x) a;; *) exit 1;; esac; b":                    "a: the condition $1; b",
+		"case $N in x) a;; *) exit 0;; esac; b":                    "",
+		"M=${1:?}; case $M in x) a;; *) b;; esac":                  "a: the condition $M; b: the condition $M",
+		"for i in 1 2; do for j in 3 4; do a $i $j; done; done; b": "a 1 3; b",
+		"for i in 1 2; do bash -c \"cd $i && a --x $i\"; done":     "cd 1; a --x 1",
+		"if [ $# -lt 1 ]; then a; exit 1; fi; b":                   "b",
+		"for f in *.txt; do a $f; done":                            "a $f: the loop over f",
+		"N=1; while read l; do N=2; done; a $N":                    "a 1",
+		"if command -v x; then a; fi":                              "command -v x; a: the condition command -v x",
 	} {
 		s, err := Read("", []byte(script), nil, nil)
 		if err != nil {

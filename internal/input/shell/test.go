@@ -301,6 +301,9 @@ func stripped(text string) string { return variableText.ReplaceAllString(text, "
 // word that depends on what only a run can tell.
 func (r *runner) known(w *syntax.Word) (string, bool) {
 	word := r.value(w)
+	if name := r.blank(w); name != "" {
+		r.asked = append(r.asked, name)
+	}
 	for _, u := range word.Unknown {
 		name := variableText.FindStringSubmatch(u)
 		if name == nil || variableText.ReplaceAllString(u, "") != "" {
@@ -319,6 +322,27 @@ func (r *runner) known(w *syntax.Word) (string, bool) {
 		}
 	}
 	return stripped(word.Text), true
+}
+
+// blank returns the variable that a word is, if the script leaves it empty for whoever starts it to fill in: N="".
+func (r *runner) blank(w *syntax.Word) string {
+	parts := w.Parts
+	if len(parts) == 1 {
+		if quoted, is := parts[0].(*syntax.DblQuoted); is {
+			parts = quoted.Parts
+		}
+	}
+	if len(parts) != 1 {
+		return ""
+	}
+	p, is := parts[0].(*syntax.ParamExp)
+	if !is || p.Param == nil {
+		return ""
+	}
+	if v, set := r.values[p.Param.Value]; !set || v.isList || v.word.Text != "" || len(v.word.Unknown) > 0 {
+		return ""
+	}
+	return p.Param.Value
 }
 
 // nonzero evaluates an arithmetic condition.
@@ -359,6 +383,7 @@ func (r *runner) choose(c *syntax.IfClause) {
 
 // cases follows a case.
 func (r *runner) cases(c *syntax.CaseClause) {
+	asked := len(r.asked)
 	text, known := r.known(c.Word)
 	var open []*syntax.CaseItem
 	through := false
@@ -370,7 +395,10 @@ func (r *runner) cases(c *syntax.CaseClause) {
 			}
 		}
 		if (holds == yes || through) && len(open) == 0 {
-			r.run(item.Stmts)
+			if r.unlessDemanded(asked, func() { r.run(item.Stmts) }) {
+				r.cases(c)
+				return
+			}
 			if through = item.Op == syntax.Fallthrough; !through && item.Op != syntax.Resume {
 				return
 			}

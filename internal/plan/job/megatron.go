@@ -78,6 +78,9 @@ func (in *Inputs) decideMegatron(o Overrides) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := asks(in.megatron.UnknownRanks, q); err != nil {
+		return nil, err
+	}
 	m, err := megatron.Decide(in.megatron, megatron.Request{World: int64(q.GPUs) * int64(max(1, q.Nodes)),
 		PerNode: int64(q.GPUs), Vocabulary: int64(q.Vocabulary), Imbalance: q.ExpertImbalance, GPU: device,
 		Torch: torch})

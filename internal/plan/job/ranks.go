@@ -97,20 +97,28 @@ func (r *resolver) launched() error {
 		r.job.RanksPerNode = l.PerNode.Is
 		r.assume("%d GPUs of a node: %v: %s says so", l.PerNode.Is, l.PerNode.Place, l.PerNode.Name)
 	}
-	for _, u := range l.Unknown {
-		flag, given := "--gpus", r.GPUs > 0
-		if recipe.CountsNodes(u.Name) {
-			flag, given = "--nodes", r.Nodes > 0
-		}
-		if !given {
-			return u.Place.Inputf("the script does not say the value of %s", u.Name).
-				WithHint(fmt.Sprintf("give %s with the number that it has where the job runs", flag))
-		}
+	if err := asks(l.Unknown, r.Request); err != nil {
+		return err
 	}
 	shards := r.Inputs.deepSpeed != nil || r.Inputs.fsdp != nil // which is for several GPUs
 	if l.EveryDevice && (l.Several || shards) && r.GPUs == 0 && r.job.RanksPerNode == 0 && !r.CPU {
 		return l.Place.Inputf("%s starts a rank on every GPU of a node, and the script does not say how many "+
 			"there are", l.By).WithHint("give --gpus with the GPUs of a node, such as --gpus 8")
+	}
+	return nil
+}
+
+// asks asks for numbers of ranks or nodes that a script leaves to where it runs and no flag gives.
+func asks(unknown []recipe.Count, q Request) error {
+	for _, u := range unknown {
+		flag, given := "--gpus", q.GPUs > 0
+		if recipe.CountsNodes(u.Name) {
+			flag, given = "--nodes", q.Nodes > 0
+		}
+		if !given {
+			return u.Place.Inputf("the script does not say the value of %s", u.Name).
+				WithHint(fmt.Sprintf("give %s with the number that it has where the job runs", flag))
+		}
 	}
 	return nil
 }

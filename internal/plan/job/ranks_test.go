@@ -68,6 +68,12 @@ trl sft --accelerate_config zero3 --num_processes 4 TRL  ->  1x4 num_processes s
 trl sft --accelerate_config zero2 TRL  ->  1x8 dtype is not given
 trl sft --accelerate_config fsdp1 TRL  ->  1x8 dtype is not given
 trl sft --accelerate_config single_gpu TRL  ->  1x1 dtype is not given
+USE_RAY=1 llamafactory-cli train --stage sft --cutoff_len 128 --model_name_or_path Qwen/Qwen3-0.6B --ray_num_workers 4
+    1x4 USE_RAY with ray_num_workers says so
+USE_RAY=1 FORCE_TORCHRUN=1 llamafactory-cli train --stage sft --cutoff_len 128 --model_name_or_path Qwen/Qwen3-0.6B
+    1x1 USE_RAY says so
+llamafactory-cli train --stage sft --cutoff_len 128 --model_name_or_path Qwen/Qwen3-0.6B --ray_num_workers 4
+    1x1 --gpus 4 plans so many ranks
 accelerate launch --use_deepspeed --zero_stage 2 --mixed_precision bf16 --num_processes 2 sft.py TRL  ->  1x2
 `
 
@@ -186,5 +192,54 @@ func TestManifests(t *testing.T) {
 		if kind == "PyTorchJob" && j.HostMemory != 512*ledger.GiB {
 			t.Errorf("%s: host memory is %v", kind, j.HostMemory)
 		}
+	}
+}
+
+// TestSeveralConfigurations: a command that names two configurations trains by neither, and is refused at the second.
+func TestSeveralConfigurations(t *testing.T) {
+	const file = "stage: sft\ndo_train: true\nfinetuning_type: full\ncutoff_len: 128\n" +
+		"model_name_or_path: Qwen/Qwen3-0.6B\noutput_dir: x\n"
+	for script, want := range map[string]string{
+		"llamafactory-cli train {a,b}.yaml":                      "names b.yaml beside a.yaml",
+		"llamafactory-cli train a.yaml b.yaml":                   "names b.yaml beside a.yaml",
+		"tune run full_finetune_distributed --config {a,b}.yaml": "names b.yaml beside a.yaml",
+		"llamafactory-cli train a.yaml deepspeed=b.json":         "b.json",
+		"llamafactory-cli train a.yaml --deepspeed b.json":       "b.json",
+		"llamafactory-cli train {a,}.yaml":                       "beside a.yaml",
+	} {
+		in := filestest.InNewFolder(t)
+		in("a.yaml", file)
+		_, err := Request{Configs: []string{in("run.sh", script)}}.Resolve()
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", script, err, want)
+		}
+	}
+}
+
+// TestMegatronRanks: ranks that a script of Megatron core leaves to where it runs are asked for, and a loop is named.
+func TestMegatronRanks(t *testing.T) {
+	const arguments = " pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 128 " +
+		"--max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 16 --bf16 --vocab-size 1000"
+	in := filestest.InNewFolder(t)
+	for launch, want := range map[string]string{
+		"torchrun --nproc_per_node $G":            "does not say the value of nproc_per_node",
+		"torchrun --nproc_per_node 2 --nnodes $N": "does not say the value of nnodes",
+		"torchrun --nproc_per_node 8 --nnodes 2":  "",
+	} {
+		q := Request{Configs: []string{in("run.sh", launch+arguments)}}
+		_, err := q.Resolve()
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: %v, want %q", launch, err, want)
+		}
+		if q.GPUs, q.Nodes = 8, 2; want != "" {
+			if j, err := q.Resolve(); err != nil || j.World != 16 {
+				t.Errorf("%q with --gpus and --nodes: %v", launch, err)
+			}
+		}
+	}
+	j, err := Request{Configs: []string{in("run.sh", "for lr in 1 2; do\ntorchrun --nproc_per_node 2"+arguments+
+		" --lr $lr\ndone\n")}}.Resolve()
+	if err != nil || !strings.Contains(strings.Join(j.Assumptions, "\n"), "runs 2 times in a loop") {
+		t.Errorf("a loop: %v, %v", j, err)
 	}
 }

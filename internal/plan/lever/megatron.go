@@ -1,6 +1,8 @@
 package lever
 
 import (
+	"maps"
+
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/input/amend"
 	"plimsoll/internal/input/recipe"
@@ -37,9 +39,29 @@ func argumentFlags() map[recipe.Setting]requestFlag {
 	return all
 }
 
+// bridgeFlags say settings of a job of Megatron-Bridge by the keys of its recipes.
+var bridgeFlags = ownFlags()
+
+func ownFlags() map[recipe.Setting]requestFlag {
+	all := maps.Clone(megatronFlags)
+	for _, setting := range recipe.MegatronSettings() {
+		flag := all[setting]
+		if recipe.BridgeAssignment(setting, true) == "" {
+			delete(all, setting)
+			continue
+		}
+		flag.says = func(to any) string { return added + recipe.BridgeAssignment(setting, to) }
+		all[setting] = flag
+	}
+	return all
+}
+
 // flagsBeside are the flags that say settings beside a file. A program that makes arguments of Megatron-LM of its own
 // keys has no others than those that it has, too.
 func flagsBeside(file string, texts files.Texts) map[recipe.Setting]requestFlag {
+	if recipe.IsBridge(file, texts) {
+		return bridgeFlags
+	}
 	s, err := recipe.LoadSettings(file, texts)
 	if err != nil || s == nil || !s.Translated() {
 		return megatronFlags

@@ -44,6 +44,8 @@ var axolotl = recipe.Program{Name: "axolotl", Package: "axolotl", Release: versi
 		rule.Counted.For(`batch_size gradient_accumulation_steps lora_r tensor_parallel_size context_parallel_size
 			sequence_parallel_degree dp_shard_size dp_replicate_size ddp_bucket_cap_mb
 			eval_batch_size torch_empty_cache_steps fsdp_version num_labels`),
+		rule.Switched.For("use_ray"),
+		rule.Counted.Default(1).For("ray_num_workers"),
 		rule.Count.Lax().OrNull().For("dataloader_num_workers dataloader_prefetch_factor"),
 		rule.Measured.For(`lora_alpha lora_dropout learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon
 			max_grad_norm val_set_size`),
@@ -81,7 +83,7 @@ var axolotl = recipe.Program{Name: "axolotl", Package: "axolotl", Release: versi
 		},
 		rule.Anything.For(unplannedLoading+" "+noted+" optim_args test_datasets"),
 		rule.Anything.For(strings.Join([]string{unplannedStages, unplannedModels, unplannedPasses,
-			unplannedAdapters, unplannedRest, unplannedAnswers, unplannedKernels}, " ")),
+			unplannedAdapters, unplannedRest, unplannedPart, removed, unplannedAnswers, unplannedKernels}, " ")),
 		rule.Worded.For("expert_backend experts_implementation"),
 		rule.Switched.For(`use_scattermoe use_sonicmoe moe_bnb_fast llama4_linearized_experts tiled_mlp
 			tiled_mlp_use_original_mlp`),
@@ -99,23 +101,30 @@ const (
 	unplannedModels  = `use_onebitllms fp32_norms shrink_embeddings`
 	unplannedPasses  = `layer_offloading selective_checkpointing
 		chunked_cross_entropy sage_attention
-		s2_attention unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o`
+		s2_attention unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o use_eaft`
 	unplannedAdapters = `lora_rank_pattern lora_alpha_pattern peft_layers_to_transform
 		peft_layers_pattern peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying lora_on_cpu`
 	unplannedKernels = `use_dsv4_kernels use_glm_dsa_kernels dsv4_fp8_nonexpert_mode dsv4_fp8_lora_kernel
 		dsv4_shared_mlp_lora_kernel dsv4_bf16_all dsv4_fp4_grouped_mode gemma4_fp8_nonexpert gemma4_nf4_nonexpert
 		nonexpert_quantization nvfp4_merge_aware`
 	unplannedRest = "fp8 expert_parallel_size gpu_memory_limit max_memory"
+	unplannedPart = "lisa_step_interval lisa_n_layers"
+
+	// removed are keys with which axolotl ends (utils/schemas/deprecated.py).
+	removed = "flash_attn_rms_norm rope_scaling dpo_norm_loss dpo_use_logits_to_keep dpo_generate_during_eval"
 
 	unplannedLoading = "deepcompile trainer_cls"
 
 	// Keys that only get a note.
 	noted = `use_kernels embeddings_skip_upcast qlora_sharded_model_loading gc_steps gc_collect_steps do_causal_lm_eval
-		do_bench_eval eval_table_size device_map`
+		do_bench_eval eval_table_size device_map ple_cpu_offload overrides_of_model_kwargs type_of_model image_size
+		processor_kwargs flash_attn_d512 large_head_attention gemma4_hybrid_attn_impl sdpa_varlen fused_attn_kernel
+		noisy_embedding_alpha fp8_config`
 
 	// Keys of kernels that take less memory than those that are planned.
 	saving = `liger_rope liger_rms_norm liger_glu_activation liger_layer_norm liger_cross_entropy liger_swiglu
-		lora_mlp_kernel lora_qkv_kernel lora_o_kernel flash_attn_cross_entropy flash_attn_fuse_mlp`
+		liger_rms_norm_gated lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel
+		flash_attn_cross_entropy flash_attn_fuse_mlp`
 )
 
 // reader reads a configuration.
@@ -138,6 +147,7 @@ func (r *reader) read() error {
 		r.PadTo("pad_to_multiple_of")
 	}
 	r.remarks()
+	r.ray()
 	if r.Truth("freeze_mm_modules") { // utils/freeze.py
 		r.To.Freezes = &recipe.Freezes{Vision: true, Projector: true,
 			Named: strings.Fields("vision_tower vision_model multi_modal_projector visual")}
@@ -177,10 +187,33 @@ func (r *reader) refuse() error {
 		r.Unplanned("it changes what the adapter holds", unplannedAdapters),
 		r.Unplanned("training goes on with an adapter whose adapter_config.json says its rank", "lora_model_dir"),
 		r.Unplanned("it divides or moves the model", unplannedRest),
+		r.Unplanned("it trains a part of the layers", unplannedPart), r.removed(),
 		r.Unplanned("it changes the model or the loop of the training", unplannedLoading), r.placement()); err != nil {
 		return err
 	}
 	return r.plugins()
+}
+
+// ray reads the ranks that Ray starts (do_cli in cli/train.py): one GPU each, wherever Ray finds them.
+func (r *reader) ray() {
+	const key, ranks = "use_ray", "ray_num_workers"
+	if r.Truth(key) {
+		r.To.PerNode = int(r.Integer(ranks))
+		r.Note(ranks, fmt.Sprintf("is %d, and use_ray is true: Ray starts so many ranks, and the plan has them on one "+
+			"node; --gpus and --nodes say how they lie", r.To.PerNode))
+	} else if r.Gives(ranks) {
+		r.Note(ranks, "is given without use_ray: axolotl does not read it")
+	}
+}
+
+// removed refuses keys that axolotl refuses.
+func (r *reader) removed() error {
+	for key := range strings.FieldsSeq(removed) {
+		if r.Gives(key) && (key != "flash_attn_rms_norm" && key != "rope_scaling" || recipe.On(r.Find(key))) {
+			return r.Fault(key, "is no longer supported: axolotl ends with an error", "remove the key")
+		}
+	}
+	return nil
 }
 
 // arguments sets what axolotl gives to TrainingArguments: src/axolotl/core/builders/base.py.

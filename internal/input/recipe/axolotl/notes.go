@@ -6,6 +6,9 @@ import (
 	"plimsoll/internal/input/recipe"
 )
 
+// otherAttention says that layers have attention of another kind than the plan's.
+const otherAttention = "has other kernels of attention for some layers, which may keep other tensors than planned"
+
 // remarks notes keys that change memory in a way that the plan leaves out.
 func (r *reader) remarks() {
 	for _, n := range []struct{ key, says string }{
@@ -17,6 +20,16 @@ func (r *reader) remarks() {
 		{"do_causal_lm_eval", "has evaluation generate, which is not planned"},
 		{"do_bench_eval", "has evaluation run a benchmark, which is not planned"},
 		{"eval_table_size", "has evaluation generate, which is not planned"},
+		{"ple_cpu_offload", "keeps embeddings of the layers on the host, which takes less of the GPU than planned"},
+		{"overrides_of_model_kwargs", "is deprecated, and may change how the model is loaded, which is not planned"},
+		{"type_of_model", "is deprecated: use model_type"},
+		{"image_size", "is the size of images: --image-size says that of the plan"},
+		{"processor_kwargs", "may change the size of images: --image-size says that of the plan"},
+		{"flash_attn_d512", otherAttention}, {"large_head_attention", otherAttention},
+		{"gemma4_hybrid_attn_impl", otherAttention}, {"sdpa_varlen", otherAttention},
+		{"fused_attn_kernel", "has kernels of attention that keep less for the backward pass than the plan says"},
+		{"noisy_embedding_alpha", "is deprecated: use neftune_noise_alpha"},
+		{"fp8_config", "is read only beside fp8"},
 	} {
 		if recipe.On(r.Find(n.key)) {
 			r.Note(n.key, n.says)

@@ -33,11 +33,13 @@ func inverse(x any) any { return x != true }
 
 // llamaFactory is LLaMA-Factory: the arguments in src/llamafactory/hparams.
 var llamaFactory = recipe.Program{Name: "LLaMA-Factory", Hosts: true, Package: "llamafactory",
+	Ray:     [2]string{"USE_RAY", "ray_num_workers"}, // _ray_training_function in train/tuner.py
 	Release: version.Version{Minor: 9, Patch: 5}, Oldest: version.Version{Minor: 9, Patch: 1},
 	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
 	Keys: strict.Merge(rule.Ignored(ignored),
 		rule.Worded.For("model_name_or_path adapter_name_or_path additional_target quantization_method"),
 		rule.Worded.For("ref_model freeze_trainable_modules freeze_extra_modules"),
+		rule.Counted.Default(1).For("ray_num_workers"),
 		rule.Switched.For(`use_muon use_llama_pro disable_gradient_checkpointing pure_bf16 use_rslora use_dora pissa_init
 			double_quantization fp8 enable_liger_kernel create_new_adapter use_dft_loss use_eaft_loss use_asft_loss
 			use_galore galore_layerwise use_apollo apollo_layerwise use_badam use_adam_mini`),
@@ -224,6 +226,10 @@ func (r *reader) refuse() error {
 	}
 	if recipe.On(r.Find("use_v1_kernels")) {
 		r.Note("use_v1_kernels", "has kernels that keep less for the backward pass than the plan says")
+	}
+	if n := r.Integer("ray_num_workers"); n > 1 {
+		r.Note("ray_num_workers", fmt.Sprintf("is %d, and counts only where the environment has USE_RAY=1: --gpus %d "+
+			"plans so many ranks, and so does a script that sets it", n, n))
 	}
 	if recipe.On(r.Find("train_from_scratch")) {
 		r.Note("train_from_scratch", "has weights made instead of loaded: the plan loads them")

@@ -16,7 +16,11 @@ var generationKeys = strict.Merge(
 	rule.Anything.For(notGenerated+" "+ofTeachers+" vllm_engine_kwargs"),
 	rule.Measured.For("beta"),
 	rule.Switched.For(`use_vllm offload_model offload_optimizer vllm_enforce_eager vllm_enable_lora async_generate
-		vllm_enable_expert_parallel dynamic_sample`),
+		vllm_enable_expert_parallel dynamic_sample log_entropy kl_in_reward sync_ref_model`),
+	rule.Switched.Default(true).For("enable_flattened_weight_sync vllm_disable_custom_all_reduce"),
+	rule.Measured.Default(1.).For("top_entropy_quantile"),
+	rule.Measured.For("vllm_mm_processor_cache_gb"),
+	rule.Counted.Default(1).For("vllm_pipeline_parallel_size"),
 	rule.Counted.For(`vllm_max_model_len max_model_len vllm_max_num_seqs steps_per_generation generation_batch_size
 		move_model_batches`),
 	rule.Worded.For("multi_turn_scheduler vllm_quantization"),
@@ -31,7 +35,7 @@ var generationKeys = strict.Merge(
 // Keys of models beside the trained one, and of losses with passes of their own.
 const (
 	notGenerated = "reward_model reward_model_plugin chord_sft_dataset vllm_speculative_config"
-	ofTeachers   = "teacher_model sdar_loss_coef advantage_reweight"
+	ofTeachers   = "teacher_model teacher_adapters teacher_model_server sdar_loss_coef advantage_reweight"
 )
 
 // usualPrompt is the tokens of a prompt where the file does not say.
@@ -47,7 +51,10 @@ func (r *reader) generation() error {
 		r.Unplanned("the engine divides experts", "vllm_enable_expert_parallel")); err != nil {
 		return err
 	}
-	switch {
+	switch stages := "vllm_pipeline_parallel_size"; {
+	case r.Integer(stages) > 1:
+		return r.Fault(stages, "cuts the engine into stages, which is not planned yet", "use "+
+			"vllm_tensor_parallel_size")
 	case !r.Truth("use_vllm"):
 		return r.Fault(kind, "is grpo: it generates answers by the model's own generate(), whose KV cache is not "+
 			"planned", "set use_vllm to true and vllm_mode to colocate or server to plan the job with vLLM")
@@ -130,6 +137,10 @@ func (r *reader) lengths() {
 	}
 }
 
+// entropies says what entropy_from_logits in swift/rlhf_trainers/utils.py takes, which no plan has.
+const entropies = "has entropies of all tokens: the loss then makes log-probabilities and probabilities of all " +
+	"logits, which are not planned: two more of them for a moment"
+
 // remarks notes what the plan leaves out.
 func (r *reader) remarks() error {
 	for _, n := range [][2]string{
@@ -140,10 +151,22 @@ func (r *reader) remarks() error {
 		{"async_generate", "is true: answers come while the trainer works, which changes no memory of its GPUs"},
 		{"dynamic_sample", "is true: answers are generated again, and each pass is as large as planned"},
 		{"generation_batch_size", "is of all ranks: the engine is planned for those of gradient_accumulation_steps"},
+		{"log_entropy", entropies},
+		{"kl_in_reward", "is true: the divergence from the frozen model is planned in the loss, and takes less"},
+		{"sync_ref_model", "is true: weights are copied into the frozen model, which is planned"},
+		{"vllm_mm_processor_cache_gb", "is memory of the host, which is not planned"},
 	} {
 		if recipe.On(r.Find(n[0])) {
 			r.Note(n[0], n[1])
 		}
+	}
+	for _, key := range []string{"enable_flattened_weight_sync", "vllm_disable_custom_all_reduce"} {
+		if !r.Truth(key) {
+			r.Note(key, "is false: the buffers that the engine then has are not planned")
+		}
+	}
+	if r.Number("top_entropy_quantile") < 1 {
+		r.Note("top_entropy_quantile", entropies)
 	}
 	if r.Truth("offload_model") && r.To.Generation.Reference {
 		r.Note("offload_model", "is true: the frozen model waits on the host, too, while answers are generated, and "+

@@ -101,7 +101,8 @@ var torchtitan = recipe.Program{Name: "torchtitan",
 				"fsdp_reshard_after_forward": strict.Text("default", "always", "never").
 					Default("default")}),
 		"activation_checkpoint": section(strict.Keys{"mode": rule.Worded.Default("selective"),
-			"selective_ac_option": rule.Worded.Or(rule.Integer).Default("2"), "early_stop": rule.Switched}),
+			"selective_ac_option": rule.Worded.Or(rule.Integer).Default("2"), "early_stop": rule.Switched,
+			"per_op_sac_force_recompute_mm_shapes_by_fqns": rule.Names}),
 		"fault_tolerance": section(rule.Switched.For("enable")),
 		"validation":      section(rule.Switched.For("enable")),
 		"checkpoint":      section(rule.Worded.For("async_mode")),
@@ -238,6 +239,8 @@ func (r *reader) remarks() {
 		{"validation.enable", "has passes over other samples, which are not planned"},
 		{"experimental.custom_import", "imports code that may change the model or the passes"},
 		{"experimental.custom_args_module", "imports code that may change the model or the passes"},
+		{"activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns", "names products that are recomputed, " +
+			"too, which takes less than the plan says"},
 		{"job.custom_config_module", "imports code that may change the model or the passes"},
 	} {
 		if recipe.On(r.Find(n[0])) {
