@@ -151,7 +151,7 @@ func printSeconds(out io.Writer, t *tree, parts []part, begin time.Time) {
 // printStatus prints the last run of every part of the night, and warns of each that failed, or that has not run for a
 // week of commits.
 func printStatus(out io.Writer, t *tree) {
-	fmt.Fprintf(out, "%-16s %-8s %-11s %-13s %8s\n", "nightly part", "result", "date", "commit", "seconds")
+	fmt.Fprintf(out, "%-22s %-8s %-11s %-13s %8s\n", "nightly part", "result", "date", "commit", "seconds")
 	var warnings []string
 	for _, p := range t.parts {
 		if p.When != nightly {
@@ -161,7 +161,7 @@ func printStatus(out io.Writer, t *tree) {
 		if !found {
 			last.Result = "never ran"
 		}
-		fmt.Fprintf(out, "%-16s %-8s %-11s %-13s %8.0f\n", p.Target, last.Result, last.Date, last.Commit, last.Seconds)
+		fmt.Fprintf(out, "%-22s %-8s %-11s %-13s %8.0f\n", p.Target, last.Result, last.Date, last.Commit, last.Seconds)
 		if last.Result != passed || t.age(last) > week {
 			warnings = append(warnings, p.Target)
 		}
