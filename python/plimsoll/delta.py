@@ -386,17 +386,14 @@ class Delta:
     def save(self, folder: Union[str, "os.PathLike[str]"]) -> List[str]:
         """Writes each message to a file of its own in a folder, which ``plimsoll delta apply`` takes.
 
-        A file is whole or not there. Its name has the step, the rank and the type of the parameters. A training that begins
-        anew needs a folder of its own. Returns the paths.
+        A file is whole or not there. Its name has the step and a digest of the names and ranges of the parameters, so ranks and
+        optimizers may share a folder. A training that begins anew needs a folder of its own. Returns the paths.
         """
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        rank = torch.distributed.get_rank() if distributed else 0
         os.makedirs(folder, exist_ok=True)
         paths = []
-        for message, tensors in zip(self.messages, self._tensors):
-            kind = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+        for message in self.messages:
             whole = "-whole" if read_whole(message) else ""
-            path = os.path.join(folder, f"{read_step(message):08}-rank-{rank:05}-{kind}{whole}.delta")
+            path = os.path.join(folder, f"{read_step(message):08}-{_digest(message)}{whole}.delta")
             beside = os.path.join(folder, f".{os.path.basename(path)}.{os.getpid()}")
             with open(beside, "wb") as file:
                 file.write(message)
@@ -418,6 +415,13 @@ class Delta:
 def read_step(message: bytes) -> int:
     """The step after which parameters are what a message makes them."""
     return _FIXED.unpack_from(message)[5]
+
+
+def _digest(message: bytes) -> str:
+    """What tells a message from others of its step: a digest of its table of parameters."""
+    (coded,) = struct.unpack_from("<Q", message, _FIXED.size + 8)
+    begin = _FIXED.size + 16 * len(_STREAMS)
+    return hashlib.sha256(message[begin : begin + coded]).hexdigest()[:12]
 
 
 def read_whole(message: bytes) -> bool:

@@ -244,6 +244,25 @@ def test_files_follow(tmp_path):
     assert "at step 3 already" in apply(tmp_path / "deltas", tmp_path / "model")
 
 
+def test_optimizers_share_a_folder(tmp_path):
+    """Each has messages of its own, and a file takes both."""
+    model = GPT().to(torch.bfloat16)
+    save(copy_of(model), tmp_path / "base")
+    halves = list(model.named_parameters())[:5], list(model.named_parameters())[5:]
+    both = [plimsoll.torch.AdamW([p for _, p in half], lr=1e-3, model=model, delta=True, name=f"half{i}") for i, half in enumerate(halves)]
+    for optimizer in both:
+        optimizer.open()
+    model.loss(batch(DATA, 0)).backward()
+    paths = []
+    for optimizer in both:
+        optimizer.step()
+        paths += optimizer.delta().save(tmp_path / "deltas")
+    assert len(set(paths)) == len(paths) == len(list((tmp_path / "deltas").iterdir())) == 2
+    apply(tmp_path / "deltas", tmp_path / "base")
+    save(copy_of(model), tmp_path / "expected")
+    assert (tmp_path / "base").read_bytes() == (tmp_path / "expected").read_bytes()
+
+
 def test_sizes_are_near_the_entropy():
     """At a small learning rate a message takes some more than the entropy of which words change and how."""
     model = GPT(width=128).to(torch.bfloat16)

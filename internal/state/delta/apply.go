@@ -47,12 +47,15 @@ func Apply(a Application) (r Result, err error) {
 		return r, err
 	}
 	r.Step, r.Newest = wanted[len(wanted)-1].To, all[len(all)-1].To
-	last := wanted.last()
+	last, names := wanted.last(), map[string]bool{}
 	for i := range last {
 		if i > 0 && last[i].of == last[i-1].of {
 			continue
 		}
-		r.Tensors += len(last[i].pieces)
+		for _, p := range last[i].pieces { // ranks may have a part of a tensor each
+			names[p.Name] = true
+		}
+		r.Tensors = len(names)
 		r.Bytes += last[i].bytes
 		r.Checksum += last[i].After
 	}

@@ -283,3 +283,25 @@ func TestTwoTrainingsAreRefused(t *testing.T) {
 		t.Errorf("an empty folder: %v", err)
 	}
 }
+
+// TestTensorsAreCountedOnce: ranks have a part of a tensor each.
+func TestTensorsAreCountedOnce(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	s := train(rand.New(rand.NewPCG(25, 26)), dtype.BF16, 0.01, 0.1)
+	path := filepath.Join(folder, "model")
+	safetensors(t, path, s.pieces[3:], s.old[3:])
+	const half = 10_000
+	for i, bounds := range [][2]uint64{{0, half}, {half, s.pieces[3].Count}} {
+		p := s.pieces[3]
+		p.First, p.Count = p.First+bounds[0], bounds[1]-bounds[0]
+		of := trained{[]Piece{p}, InMemory{s.old[3][2*bounds[0] : 2*bounds[1]]}, InMemory{s.now[3][2*bounds[0] : 2*bounds[1]]}}
+		if err := os.WriteFile(filepath.Join(folder, fmt.Sprint(i)+Extension), of.message(false), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := Apply(Application{Messages: []string{folder}, Model: path})
+	if err != nil || r.Tensors != 1 || r.Applied != 2 || r.Bytes != s.pieces[3].bytes() {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
