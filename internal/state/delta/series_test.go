@@ -295,7 +295,8 @@ func TestTensorsAreCountedOnce(t *testing.T) {
 	for i, bounds := range [][2]uint64{{0, half}, {half, s.pieces[3].Count}} {
 		p := s.pieces[3]
 		p.First, p.Count = p.First+bounds[0], bounds[1]-bounds[0]
-		of := trained{[]Piece{p}, InMemory{s.old[3][2*bounds[0] : 2*bounds[1]]}, InMemory{s.now[3][2*bounds[0] : 2*bounds[1]]}}
+		part := func(of InMemory) InMemory { return InMemory{of[3][2*bounds[0] : 2*bounds[1]]} }
+		of := trained{[]Piece{p}, part(s.old), part(s.now)}
 		if err := os.WriteFile(filepath.Join(folder, fmt.Sprint(i)+Extension), of.message(false), 0o600); err != nil {
 			t.Fatal(err)
 		}
