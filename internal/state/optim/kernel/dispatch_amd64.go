@@ -7,7 +7,6 @@ import (
 
 	"golang.org/x/sys/cpu"
 
-	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/state/optim/kernel/abi"
 )
 
@@ -42,17 +41,6 @@ type trafficKey struct {
 	state   abi.State
 	moments abi.MomentType
 	count   int // of moments
-}
-
-// kind returns the number of an element type in the contract of the kernels.
-func kind(t dtype.Type) int {
-	switch t {
-	case dtype.BF16:
-		return abi.BF16
-	case dtype.F16:
-		return abi.FP16
-	}
-	return abi.Wide
 }
 
 // arguments returns the arguments for the first n elements of a chunk: full tiles.
@@ -156,36 +144,4 @@ func (s Set) accumulate(n int, sum, gradient Array) {
 // between returns the number of words from one address to another.
 func between(from, to *uint16) int {
 	return int(uintptr(unsafe.Pointer(to))-uintptr(unsafe.Pointer(from))) / 2
-}
-
-// retractionKey names a kernel of a part of a retraction.
-type retractionKey struct {
-	set   Set
-	part  retractionPart
-	state abi.State
-}
-
-// call has a kernel do a part of a retraction, for the first n elements of a block: full groups.
-func (r *Retractor) call(part retractionPart, state abi.State, n int, c *Chunk, master *float32, to *planes) {
-	a := abi.RetractionArguments{
-		Elements:     n,
-		GradientKind: kind(r.format.Gradient),
-		Table:        r.table,
-		Wide:         &r.wide,
-		Parameter:    pointer(c.Parameter),
-		Low:          pointer(c.low()),
-		Master:       master,
-		Moment1:      pointer(c.Moments[0].Data),
-		Moment2:      pointer(c.Moments[1].Data),
-		Gradient:     pointer(c.Gradient.Data),
-		Hats:         &r.hat[0][0],
-	}
-	if to != nil {
-		a.Planes = pointer(to.bytes())
-	}
-	s := r.set
-	if s == AVX512BF16 {
-		s = AVX512
-	}
-	retraction(retractionKey{s, part, state}, &a)
 }

@@ -22,6 +22,6 @@ func (s Set) sumSquares(int, int, Array, *[abi.Parts][abi.Group]float64) {
 func (s Set) sumPairs(int, Array, *[2][abi.Group]float64) { panic("kernel: no " + s.String()) }
 func (s Set) accumulate(int, Array, Array)                { panic("kernel: no " + s.String()) }
 
-func (r *Retractor) call(retractionPart, abi.State, int, *Chunk, *float32, *planes) {
-	panic("kernel: no " + r.set.String())
+func retraction(key retractionKey, _ *abi.RetractionArguments) {
+	panic("kernel: no " + key.set.String())
 }

@@ -359,6 +359,17 @@ func (c *Chunk) check(f Format) int {
 // pointer returns the address of the first byte of a stream.
 func pointer[T any](s []T) *T { return unsafe.SliceData(s) }
 
+// kind returns the number of an element type in the contract of the kernels.
+func kind(t dtype.Type) int {
+	switch t {
+	case dtype.BF16:
+		return abi.BF16
+	case dtype.F16:
+		return abi.FP16
+	}
+	return abi.Wide
+}
+
 // bytesOf returns the bytes of a stream.
 func bytesOf[T uint16 | float32](s []T) []byte {
 	var t T

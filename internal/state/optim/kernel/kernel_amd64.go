@@ -139,16 +139,22 @@ func trafficSplit242xINT8AVX2(a *abi.Arguments)
 func foreseeSplitAVX2(a *abi.RetractionArguments)
 
 //go:noescape
-func invertMasterSplitAVX2(a *abi.RetractionArguments)
+func restoreMasterSplitAVX2(a *abi.RetractionArguments)
+
+//go:noescape
+func putBackSplitAVX2(a *abi.RetractionArguments)
 
 //go:noescape
 func foreseeFP32AVX2(a *abi.RetractionArguments)
 
 //go:noescape
-func invertMasterFP32AVX2(a *abi.RetractionArguments)
+func restoreMasterFP32AVX2(a *abi.RetractionArguments)
 
 //go:noescape
-func invertMomentsAVX2(a *abi.RetractionArguments)
+func putBackFP32AVX2(a *abi.RetractionArguments)
+
+//go:noescape
+func restoreMomentsAVX2(a *abi.RetractionArguments)
 
 //go:noescape
 func sumSquaresAVX2(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)
@@ -292,16 +298,22 @@ func trafficSplit242xINT8AVX512(a *abi.Arguments)
 func foreseeSplitAVX512(a *abi.RetractionArguments)
 
 //go:noescape
-func invertMasterSplitAVX512(a *abi.RetractionArguments)
+func restoreMasterSplitAVX512(a *abi.RetractionArguments)
+
+//go:noescape
+func putBackSplitAVX512(a *abi.RetractionArguments)
 
 //go:noescape
 func foreseeFP32AVX512(a *abi.RetractionArguments)
 
 //go:noescape
-func invertMasterFP32AVX512(a *abi.RetractionArguments)
+func restoreMasterFP32AVX512(a *abi.RetractionArguments)
 
 //go:noescape
-func invertMomentsAVX512(a *abi.RetractionArguments)
+func putBackFP32AVX512(a *abi.RetractionArguments)
+
+//go:noescape
+func restoreMomentsAVX512(a *abi.RetractionArguments)
 
 //go:noescape
 func sumSquaresAVX512(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)
@@ -591,24 +603,32 @@ func retraction(key retractionKey, a *abi.RetractionArguments) {
 	switch key {
 	case retractionKey{AVX2, foreseeing, 0}:
 		foreseeSplitAVX2(a)
-	case retractionKey{AVX2, invertingMaster, 0}:
-		invertMasterSplitAVX2(a)
+	case retractionKey{AVX2, restoringMaster, 0}:
+		restoreMasterSplitAVX2(a)
+	case retractionKey{AVX2, puttingBack, 0}:
+		putBackSplitAVX2(a)
 	case retractionKey{AVX2, foreseeing, 1}:
 		foreseeFP32AVX2(a)
-	case retractionKey{AVX2, invertingMaster, 1}:
-		invertMasterFP32AVX2(a)
-	case retractionKey{AVX2, invertingMoments, 1}:
-		invertMomentsAVX2(a)
+	case retractionKey{AVX2, restoringMaster, 1}:
+		restoreMasterFP32AVX2(a)
+	case retractionKey{AVX2, puttingBack, 1}:
+		putBackFP32AVX2(a)
+	case retractionKey{AVX2, restoringMoments, 1}:
+		restoreMomentsAVX2(a)
 	case retractionKey{AVX512, foreseeing, 0}:
 		foreseeSplitAVX512(a)
-	case retractionKey{AVX512, invertingMaster, 0}:
-		invertMasterSplitAVX512(a)
+	case retractionKey{AVX512, restoringMaster, 0}:
+		restoreMasterSplitAVX512(a)
+	case retractionKey{AVX512, puttingBack, 0}:
+		putBackSplitAVX512(a)
 	case retractionKey{AVX512, foreseeing, 1}:
 		foreseeFP32AVX512(a)
-	case retractionKey{AVX512, invertingMaster, 1}:
-		invertMasterFP32AVX512(a)
-	case retractionKey{AVX512, invertingMoments, 1}:
-		invertMomentsAVX512(a)
+	case retractionKey{AVX512, restoringMaster, 1}:
+		restoreMasterFP32AVX512(a)
+	case retractionKey{AVX512, puttingBack, 1}:
+		putBackFP32AVX512(a)
+	case retractionKey{AVX512, restoringMoments, 1}:
+		restoreMomentsAVX512(a)
 	default:
 		panic("kernel: no such retraction")
 	}

@@ -14,6 +14,34 @@ DATA spread<>+24(SB)/4, $0x0d0c8080
 DATA spread<>+28(SB)/4, $0x0f0e8080
 GLOBL spread<>(SB), RODATA|NOPTR, $32
 
+DATA separated<>+0(SB)/4, $0x05040100
+DATA separated<>+4(SB)/4, $0x0d0c0908
+DATA separated<>+8(SB)/4, $0x07060302
+DATA separated<>+12(SB)/4, $0x0f0e0b0a
+DATA separated<>+16(SB)/4, $0x05040100
+DATA separated<>+20(SB)/4, $0x0d0c0908
+DATA separated<>+24(SB)/4, $0x07060302
+DATA separated<>+28(SB)/4, $0x0f0e0b0a
+GLOBL separated<>(SB), RODATA|NOPTR, $32
+
+DATA pattern00008000<>+0(SB)/4, $0x00008000
+DATA pattern00008000<>+4(SB)/4, $0x00008000
+DATA pattern00008000<>+8(SB)/4, $0x00008000
+DATA pattern00008000<>+12(SB)/4, $0x00008000
+DATA pattern00008000<>+16(SB)/4, $0x00008000
+DATA pattern00008000<>+20(SB)/4, $0x00008000
+DATA pattern00008000<>+24(SB)/4, $0x00008000
+DATA pattern00008000<>+28(SB)/4, $0x00008000
+DATA pattern00008000<>+32(SB)/4, $0x00008000
+DATA pattern00008000<>+36(SB)/4, $0x00008000
+DATA pattern00008000<>+40(SB)/4, $0x00008000
+DATA pattern00008000<>+44(SB)/4, $0x00008000
+DATA pattern00008000<>+48(SB)/4, $0x00008000
+DATA pattern00008000<>+52(SB)/4, $0x00008000
+DATA pattern00008000<>+56(SB)/4, $0x00008000
+DATA pattern00008000<>+60(SB)/4, $0x00008000
+GLOBL pattern00008000<>(SB), RODATA|NOPTR, $64
+
 DATA pattern7f800000<>+0(SB)/4, $0x7f800000
 DATA pattern7f800000<>+4(SB)/4, $0x7f800000
 DATA pattern7f800000<>+8(SB)/4, $0x7f800000
@@ -50,6 +78,60 @@ DATA pattern00000001<>+56(SB)/4, $0x00000001
 DATA pattern00000001<>+60(SB)/4, $0x00000001
 GLOBL pattern00000001<>(SB), RODATA|NOPTR, $64
 
+DATA pattern00007fff<>+0(SB)/4, $0x00007fff
+DATA pattern00007fff<>+4(SB)/4, $0x00007fff
+DATA pattern00007fff<>+8(SB)/4, $0x00007fff
+DATA pattern00007fff<>+12(SB)/4, $0x00007fff
+DATA pattern00007fff<>+16(SB)/4, $0x00007fff
+DATA pattern00007fff<>+20(SB)/4, $0x00007fff
+DATA pattern00007fff<>+24(SB)/4, $0x00007fff
+DATA pattern00007fff<>+28(SB)/4, $0x00007fff
+DATA pattern00007fff<>+32(SB)/4, $0x00007fff
+DATA pattern00007fff<>+36(SB)/4, $0x00007fff
+DATA pattern00007fff<>+40(SB)/4, $0x00007fff
+DATA pattern00007fff<>+44(SB)/4, $0x00007fff
+DATA pattern00007fff<>+48(SB)/4, $0x00007fff
+DATA pattern00007fff<>+52(SB)/4, $0x00007fff
+DATA pattern00007fff<>+56(SB)/4, $0x00007fff
+DATA pattern00007fff<>+60(SB)/4, $0x00007fff
+GLOBL pattern00007fff<>(SB), RODATA|NOPTR, $64
+
+DATA pattern7fc00000<>+0(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+4(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+8(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+12(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+16(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+20(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+24(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+28(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+32(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+36(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+40(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+44(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+48(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+52(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+56(SB)/4, $0x7fc00000
+DATA pattern7fc00000<>+60(SB)/4, $0x7fc00000
+GLOBL pattern7fc00000<>(SB), RODATA|NOPTR, $64
+
+DATA pattern00010000<>+0(SB)/4, $0x00010000
+DATA pattern00010000<>+4(SB)/4, $0x00010000
+DATA pattern00010000<>+8(SB)/4, $0x00010000
+DATA pattern00010000<>+12(SB)/4, $0x00010000
+DATA pattern00010000<>+16(SB)/4, $0x00010000
+DATA pattern00010000<>+20(SB)/4, $0x00010000
+DATA pattern00010000<>+24(SB)/4, $0x00010000
+DATA pattern00010000<>+28(SB)/4, $0x00010000
+DATA pattern00010000<>+32(SB)/4, $0x00010000
+DATA pattern00010000<>+36(SB)/4, $0x00010000
+DATA pattern00010000<>+40(SB)/4, $0x00010000
+DATA pattern00010000<>+44(SB)/4, $0x00010000
+DATA pattern00010000<>+48(SB)/4, $0x00010000
+DATA pattern00010000<>+52(SB)/4, $0x00010000
+DATA pattern00010000<>+56(SB)/4, $0x00010000
+DATA pattern00010000<>+60(SB)/4, $0x00010000
+GLOBL pattern00010000<>(SB), RODATA|NOPTR, $64
+
 DATA pattern00000003<>+0(SB)/4, $0x00000003
 DATA pattern00000003<>+4(SB)/4, $0x00000003
 DATA pattern00000003<>+8(SB)/4, $0x00000003
@@ -85,6 +167,16 @@ DATA pattern00000007<>+52(SB)/4, $0x00000007
 DATA pattern00000007<>+56(SB)/4, $0x00000007
 DATA pattern00000007<>+60(SB)/4, $0x00000007
 GLOBL pattern00000007<>(SB), RODATA|NOPTR, $64
+
+DATA bitOfLanes<>+0(SB)/4, $0x00000001
+DATA bitOfLanes<>+4(SB)/4, $0x00000002
+DATA bitOfLanes<>+8(SB)/4, $0x00000004
+DATA bitOfLanes<>+12(SB)/4, $0x00000008
+DATA bitOfLanes<>+16(SB)/4, $0x00000010
+DATA bitOfLanes<>+20(SB)/4, $0x00000020
+DATA bitOfLanes<>+24(SB)/4, $0x00000040
+DATA bitOfLanes<>+28(SB)/4, $0x00000080
+GLOBL bitOfLanes<>(SB), RODATA|NOPTR, $32
 
 DATA pattern00000002<>+0(SB)/4, $0x00000002
 DATA pattern00000002<>+4(SB)/4, $0x00000002
@@ -131,27 +223,27 @@ TEXT ·foreseeSplitAVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    104(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    64(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
+	MOVQ    48(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    40(R8), R8
+	MOVQ    56(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    80(R9), R9
+	MOVQ    96(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
+	MOVQ    24(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    72(R11), R11
+	MOVQ    88(R11), R11
 	MOVQ    a+0(FP), R12
-	MOVQ    (R12), R12
+	MOVQ    8(R12), R12
 	CMPQ    R10, $0x01
 	JE      fp165180
 	JA      fp325181
@@ -940,50 +1032,54 @@ done5182:
 	VZEROUPPER
 	RET
 
-// func invertMasterSplitAVX2(a *RetractionArguments)
+// func restoreMasterSplitAVX2(a *RetractionArguments)
 // Requires: AVX, AVX2, FMA3, MMX+, SSE
-TEXT ·invertMasterSplitAVX2(SB), NOSPLIT, $8-8
+TEXT ·restoreMasterSplitAVX2(SB), NOSPLIT, $8-8
 	STMXCSR (SP)
 	MOVL    (SP), AX
 	ORL     $0x00008040, AX
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    104(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    64(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
+	MOVQ    48(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    40(R8), R8
+	MOVQ    56(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
-	XORQ    R10, R10
-	LEAQ    192(R10), R11
-	MOVQ    R9, R12
+	MOVQ    96(R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	XORQ    R11, R11
+	LEAQ    192(R11), R12
+	MOVQ    R10, R13
 	JMP     check5190
 
 next5189:
-	PREFETCHT0     (BX)(R11*4)
-	PREFETCHT0     (SI)(R11*4)
-	PREFETCHT0     (DI)(R11*2)
-	PREFETCHT0     (R8)(R11*2)
-	VBROADCASTI128 (DI)(R10*2), Y0
+	PREFETCHT0     (BX)(R12*4)
+	PREFETCHT0     (SI)(R12*4)
+	PREFETCHT0     (DI)(R12*2)
+	PREFETCHT0     (R8)(R12*2)
+	MOVQ           R11, R14
+	SHRQ           $0x03, R14
+	VBROADCASTI128 (DI)(R11*2), Y0
 	VPSHUFB        spread<>+0(SB), Y0, Y0
-	VBROADCASTI128 16(DI)(R10*2), Y1
+	VBROADCASTI128 16(DI)(R11*2), Y1
 	VPSHUFB        spread<>+0(SB), Y1, Y1
-	VPMOVSXWD      (R8)(R10*2), Y2
+	VPMOVSXWD      (R8)(R11*2), Y2
 	VPADDD         Y2, Y0, Y0
-	VPMOVSXWD      16(R8)(R10*2), Y2
+	VPMOVSXWD      16(R8)(R11*2), Y2
 	VPADDD         Y2, Y1, Y1
-	VMOVUPS        (BX)(R10*4), Y2
-	VMOVUPS        (SI)(R10*4), Y5
+	VMOVUPS        (BX)(R11*4), Y2
+	VMOVUPS        (SI)(R11*4), Y5
 	VSQRTPS        Y5, Y5
 	VMOVUPS        384(AX), Y6
 	VFMADD213PS    448(AX), Y6, Y5
@@ -1008,9 +1104,21 @@ next5189:
 	VPAND          Y2, Y3, Y7
 	VPCMPEQD       Y2, Y7, Y7
 	VPANDN         Y3, Y7, Y3
-	VMOVDQU        Y3, (DX)(R10*4)
-	VMOVUPS        32(BX)(R10*4), Y0
-	VMOVUPS        32(SI)(R10*4), Y2
+	VMOVDQU        pattern00000001<>+0(SB), Y0
+	VPSUBD         Y0, Y3, Y0
+	VPBROADCASTB   160(R9)(R14*1), Y2
+	VPAND          bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD       bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD         $0x00, Y2, Y2
+	VPSUBD         Y2, Y0, Y0
+	VPBROADCASTB   192(R9)(R14*1), Y2
+	VPAND          bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD       bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD         $0x01, Y2, Y2
+	VPSUBD         Y2, Y0, Y0
+	VMOVDQU        Y0, (DX)(R11*4)
+	VMOVUPS        32(BX)(R11*4), Y0
+	VMOVUPS        32(SI)(R11*4), Y2
 	VSQRTPS        Y2, Y2
 	VMOVUPS        384(AX), Y5
 	VFMADD213PS    448(AX), Y5, Y2
@@ -1035,17 +1143,118 @@ next5189:
 	VPAND          Y0, Y4, Y6
 	VPCMPEQD       Y0, Y6, Y6
 	VPANDN         Y4, Y6, Y4
-	VMOVDQU        Y4, 32(DX)(R10*4)
-	ADDQ           $0x00000010, R10
+	VMOVDQU        pattern00000001<>+0(SB), Y0
+	VPSUBD         Y0, Y4, Y0
+	VPBROADCASTB   161(R9)(R14*1), Y1
+	VPAND          bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD       bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD         $0x00, Y1, Y1
+	VPSUBD         Y1, Y0, Y0
+	VPBROADCASTB   193(R9)(R14*1), Y1
+	VPAND          bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD       bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD         $0x01, Y1, Y1
+	VPSUBD         Y1, Y0, Y0
+	VMOVDQU        Y0, 32(DX)(R11*4)
 	ADDQ           $0x00000010, R11
+	ADDQ           $0x00000010, R12
 
 check5190:
-	CMPQ    R10, R12
+	CMPQ    R11, R13
 	JB      next5189
-	MOVQ    R10, R11
-	CMPQ    R12, R9
-	MOVQ    R9, R12
+	MOVQ    R11, R12
+	CMPQ    R13, R10
+	MOVQ    R10, R13
 	JB      next5189
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func putBackSplitAVX2(a *RetractionArguments)
+// Requires: AVX, AVX2, MMX+, SSE
+TEXT ·putBackSplitAVX2(SB), NOSPLIT, $8-8
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	MOVQ    a+0(FP), AX
+	MOVQ    48(AX), AX
+	MOVQ    a+0(FP), CX
+	MOVQ    56(CX), CX
+	MOVQ    a+0(FP), DX
+	MOVQ    72(DX), DX
+	MOVQ    a+0(FP), BX
+	MOVQ    80(BX), BX
+	MOVQ    a+0(FP), SI
+	MOVQ    120(SI), SI
+	MOVQ    a+0(FP), DI
+	MOVQ    16(DI), DI
+	MOVQ    a+0(FP), R8
+	MOVQ    8(R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    104(R10), R10
+	LEAQ    192(R9), R11
+	MOVQ    R8, R12
+	JMP     check5192
+
+next5191:
+	PREFETCHT0 (AX)(R11*2)
+	PREFETCHT0 (CX)(R11*2)
+	PREFETCHT0 (DX)(R11*4)
+	PREFETCHT0 (BX)(R11*4)
+	TESTQ      SI, SI
+	JEQ        kept5193
+	MOVQ       R9, R13
+	ANDQ       $0x0000003f, R13
+	VMOVDQU    (AX)(R9*2), Y0
+	VMOVDQU    Y0, 64(SI)(R13*2)
+	VMOVDQU    (CX)(R9*2), Y0
+	VMOVDQU    Y0, 192(SI)(R13*2)
+	VMOVDQU    (DX)(R9*4), Y0
+	VMOVDQU    Y0, 320(SI)(R13*4)
+	VMOVDQU    32(DX)(R9*4), Y0
+	VMOVDQU    Y0, 352(SI)(R13*4)
+	VMOVDQU    (BX)(R9*4), Y0
+	VMOVDQU    Y0, 576(SI)(R13*4)
+	VMOVDQU    32(BX)(R9*4), Y0
+	VMOVDQU    Y0, 608(SI)(R13*4)
+	LEAQ       16(R9)(DI*1), R13
+	MOVQ       R13, (SI)
+
+kept5193:
+	VMOVUPS     (R10)(R9*4), Y0
+	VMOVUPS     32(R10)(R9*4), Y1
+	VPERM2I128  $0x20, Y1, Y0, Y2
+	VPERM2I128  $0x31, Y1, Y0, Y1
+	VPSHUFB     separated<>+0(SB), Y2, Y2
+	VPSHUFB     separated<>+0(SB), Y1, Y1
+	VPUNPCKLQDQ Y1, Y2, Y0
+	VPUNPCKHQDQ Y1, Y2, Y1
+	VPSRLW      $0x0f, Y0, Y2
+	VPADDW      Y2, Y1, Y1
+	VMOVDQU     Y1, (AX)(R9*2)
+	VMOVDQU     Y0, (CX)(R9*2)
+	VMOVUPS     1024(R10)(R9*4), Y0
+	VMOVUPS     1056(R10)(R9*4), Y1
+	VMOVUPS     Y0, (DX)(R9*4)
+	VMOVUPS     Y1, 32(DX)(R9*4)
+	VMOVUPS     2048(R10)(R9*4), Y0
+	VMOVUPS     2080(R10)(R9*4), Y1
+	VMOVUPS     Y0, (BX)(R9*4)
+	VMOVUPS     Y1, 32(BX)(R9*4)
+	ADDQ        $0x00000010, R9
+	ADDQ        $0x00000010, R11
+
+check5192:
+	CMPQ    R9, R12
+	JB      next5191
+	MOVQ    R9, R11
+	CMPQ    R12, R8
+	MOVQ    R8, R12
+	JB      next5191
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1059,34 +1268,34 @@ TEXT ·foreseeFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    104(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    64(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
+	MOVQ    64(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    80(R8), R8
+	MOVQ    96(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    8(R9), R9
+	MOVQ    24(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    72(R10), R10
+	MOVQ    88(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    (R11), R11
+	MOVQ    8(R11), R11
 	CMPQ    R9, $0x01
-	JE      fp165192
-	JA      fp325193
+	JE      fp165195
+	JA      fp325196
 	XORQ    R9, R9
 	LEAQ    192(R9), R12
 	MOVQ    R11, R13
-	JMP     check5196
+	JMP     check5199
 
-next5195:
+next5198:
 	PREFETCHT0     (R10)(R12*2)
 	PREFETCHT0     (BX)(R12*4)
 	PREFETCHT0     (SI)(R12*4)
@@ -1326,22 +1535,22 @@ next5195:
 	ADDQ           $0x00000010, R9
 	ADDQ           $0x00000010, R12
 
-check5196:
+check5199:
 	CMPQ R9, R13
-	JB   next5195
+	JB   next5198
 	MOVQ R9, R12
 	CMPQ R13, R11
 	MOVQ R11, R13
-	JB   next5195
-	JMP  done5194
+	JB   next5198
+	JMP  done5197
 
-fp165192:
+fp165195:
 	XORQ R9, R9
 	LEAQ 192(R9), R12
 	MOVQ R11, R13
-	JMP  check5198
+	JMP  check5201
 
-next5197:
+next5200:
 	PREFETCHT0   (R10)(R12*2)
 	PREFETCHT0   (BX)(R12*4)
 	PREFETCHT0   (SI)(R12*4)
@@ -1579,22 +1788,22 @@ next5197:
 	ADDQ         $0x00000010, R9
 	ADDQ         $0x00000010, R12
 
-check5198:
+check5201:
 	CMPQ R9, R13
-	JB   next5197
+	JB   next5200
 	MOVQ R9, R12
 	CMPQ R13, R11
 	MOVQ R11, R13
-	JB   next5197
-	JMP  done5194
+	JB   next5200
+	JMP  done5197
 
-fp325193:
+fp325196:
 	XORQ R9, R9
 	LEAQ 192(R9), R12
 	MOVQ R11, R13
-	JMP  check5200
+	JMP  check5203
 
-next5199:
+next5202:
 	PREFETCHT0   (R10)(R12*4)
 	PREFETCHT0   (BX)(R12*4)
 	PREFETCHT0   (SI)(R12*4)
@@ -1832,54 +2041,58 @@ next5199:
 	ADDQ         $0x00000010, R9
 	ADDQ         $0x00000010, R12
 
-check5200:
+check5203:
 	CMPQ R9, R13
-	JB   next5199
+	JB   next5202
 	MOVQ R9, R12
 	CMPQ R13, R11
 	MOVQ R11, R13
-	JB   next5199
+	JB   next5202
 
-done5194:
+done5197:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
-// func invertMasterFP32AVX2(a *RetractionArguments)
+// func restoreMasterFP32AVX2(a *RetractionArguments)
 // Requires: AVX, AVX2, FMA3, MMX+, SSE
-TEXT ·invertMasterFP32AVX2(SB), NOSPLIT, $8-8
+TEXT ·restoreMasterFP32AVX2(SB), NOSPLIT, $8-8
 	STMXCSR (SP)
 	MOVL    (SP), AX
 	ORL     $0x00008040, AX
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    104(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    64(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
+	MOVQ    64(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    (R8), R8
-	XORQ    R9, R9
-	LEAQ    192(R9), R10
-	MOVQ    R8, R11
-	JMP     check5202
+	MOVQ    96(R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    8(R9), R9
+	XORQ    R10, R10
+	LEAQ    192(R10), R11
+	MOVQ    R9, R12
+	JMP     check5205
 
-next5201:
-	PREFETCHT0   (BX)(R10*4)
-	PREFETCHT0   (SI)(R10*4)
-	PREFETCHT0   (DI)(R10*4)
-	VMOVUPS      (DI)(R9*4), Y0
-	VMOVUPS      32(DI)(R9*4), Y1
-	VMOVUPS      (BX)(R9*4), Y2
-	VMOVUPS      (SI)(R9*4), Y3
+next5204:
+	PREFETCHT0   (BX)(R11*4)
+	PREFETCHT0   (SI)(R11*4)
+	PREFETCHT0   (DI)(R11*4)
+	MOVQ         R10, R13
+	SHRQ         $0x03, R13
+	VMOVUPS      (DI)(R10*4), Y0
+	VMOVUPS      32(DI)(R10*4), Y1
+	VMOVUPS      (BX)(R10*4), Y2
+	VMOVUPS      (SI)(R10*4), Y3
 	VSQRTPS      Y3, Y3
 	VMOVUPS      384(AX), Y6
 	VFMADD213PS  448(AX), Y6, Y3
@@ -1904,9 +2117,21 @@ next5201:
 	VPAND        Y2, Y4, Y7
 	VPCMPEQD     Y2, Y7, Y7
 	VPANDN       Y4, Y7, Y4
-	VMOVDQU      Y4, (DX)(R9*4)
-	VMOVUPS      32(BX)(R9*4), Y0
-	VMOVUPS      32(SI)(R9*4), Y2
+	VMOVDQU      pattern00000001<>+0(SB), Y0
+	VPSUBD       Y0, Y4, Y0
+	VPBROADCASTB 160(R8)(R13*1), Y2
+	VPAND        bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD       $0x00, Y2, Y2
+	VPSUBD       Y2, Y0, Y0
+	VPBROADCASTB 192(R8)(R13*1), Y2
+	VPAND        bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD       $0x01, Y2, Y2
+	VPSUBD       Y2, Y0, Y0
+	VMOVDQU      Y0, (DX)(R10*4)
+	VMOVUPS      32(BX)(R10*4), Y0
+	VMOVUPS      32(SI)(R10*4), Y2
 	VSQRTPS      Y2, Y2
 	VMOVUPS      384(AX), Y3
 	VFMADD213PS  448(AX), Y3, Y2
@@ -1931,67 +2156,244 @@ next5201:
 	VPAND        Y0, Y5, Y6
 	VPCMPEQD     Y0, Y6, Y6
 	VPANDN       Y5, Y6, Y5
-	VMOVDQU      Y5, 32(DX)(R9*4)
-	ADDQ         $0x00000010, R9
+	VMOVDQU      pattern00000001<>+0(SB), Y0
+	VPSUBD       Y0, Y5, Y0
+	VPBROADCASTB 161(R8)(R13*1), Y1
+	VPAND        bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD       $0x00, Y1, Y1
+	VPSUBD       Y1, Y0, Y0
+	VPBROADCASTB 193(R8)(R13*1), Y1
+	VPAND        bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD       $0x01, Y1, Y1
+	VPSUBD       Y1, Y0, Y0
+	VMOVDQU      Y0, 32(DX)(R10*4)
 	ADDQ         $0x00000010, R10
+	ADDQ         $0x00000010, R11
 
-check5202:
-	CMPQ    R9, R11
-	JB      next5201
-	MOVQ    R9, R10
-	CMPQ    R11, R8
-	MOVQ    R8, R11
-	JB      next5201
+check5205:
+	CMPQ    R10, R12
+	JB      next5204
+	MOVQ    R10, R11
+	CMPQ    R12, R9
+	MOVQ    R9, R12
+	JB      next5204
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
-// func invertMomentsAVX2(a *RetractionArguments)
-// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
-TEXT ·invertMomentsAVX2(SB), NOSPLIT, $8-8
+// func putBackFP32AVX2(a *RetractionArguments)
+// Requires: AVX, AVX2, F16C, MMX+, SSE
+TEXT ·putBackFP32AVX2(SB), NOSPLIT, $8-8
 	STMXCSR (SP)
 	MOVL    (SP), AX
 	ORL     $0x00008040, AX
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    64(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    64(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    8(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVQ    72(R9), R9
-	MOVQ    a+0(FP), R10
-	MOVQ    (R10), R10
-	CMPQ    R8, $0x01
-	JE      fp165204
-	JA      fp325205
-	XORQ    R8, R8
-	LEAQ    192(R8), R11
-	MOVQ    R10, R12
-	JMP     check5208
+	MOVQ    112(DX), DX
+	TESTQ   $0x0000001f, AX
+	JEQ     aligned5206
+	ORQ     $0x04, DX
+
+aligned5206:
+	MOVQ a+0(FP), BX
+	MOVQ 72(BX), BX
+	MOVQ a+0(FP), SI
+	MOVQ 80(SI), SI
+	MOVQ a+0(FP), DI
+	MOVQ 120(DI), DI
+	MOVQ a+0(FP), R8
+	MOVQ 16(R8), R8
+	MOVQ a+0(FP), R9
+	MOVQ 8(R9), R9
+	MOVQ a+0(FP), R10
+	MOVQ (R10), R10
+	MOVQ a+0(FP), R11
+	MOVQ 104(R11), R11
+	LEAQ 192(R10), R12
+	MOVQ R9, R13
+	JMP  check5208
 
 next5207:
-	PREFETCHT0     (R9)(R11*2)
-	VBROADCASTI128 (R9)(R8*2), Y0
+	PREFETCHT0 (CX)(R12*4)
+	PREFETCHT0 (BX)(R12*4)
+	PREFETCHT0 (SI)(R12*4)
+	TESTQ      DI, DI
+	JEQ        kept5209
+	MOVQ       R10, R14
+	ANDQ       $0x0000003f, R14
+	VMOVDQU    (CX)(R10*4), Y0
+	VMOVDQU    Y0, 64(DI)(R14*4)
+	VMOVDQU    32(CX)(R10*4), Y0
+	VMOVDQU    Y0, 96(DI)(R14*4)
+	VMOVDQU    (BX)(R10*4), Y0
+	VMOVDQU    Y0, 320(DI)(R14*4)
+	VMOVDQU    32(BX)(R10*4), Y0
+	VMOVDQU    Y0, 352(DI)(R14*4)
+	VMOVDQU    (SI)(R10*4), Y0
+	VMOVDQU    Y0, 576(DI)(R14*4)
+	VMOVDQU    32(SI)(R10*4), Y0
+	VMOVDQU    Y0, 608(DI)(R14*4)
+	LEAQ       16(R10)(R8*1), R14
+	MOVQ       R14, (DI)
+
+kept5209:
+	VMOVUPS   (R11)(R10*4), Y0
+	VMOVUPS   32(R11)(R10*4), Y1
+	VMOVUPS   Y0, (CX)(R10*4)
+	VMOVUPS   Y1, 32(CX)(R10*4)
+	TESTQ     DX, DX
+	JNE       unusual5210
+	VPSRLD    $0x10, Y0, Y2
+	VPAND     pattern00000001<>+0(SB), Y2, Y2
+	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD    Y0, Y2, Y2
+	VCMPPS    $0x03, Y0, Y0, Y0
+	VBLENDVPS Y0, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD    $0x10, Y1, Y0
+	VPAND     pattern00000001<>+0(SB), Y0, Y0
+	VPADDD    pattern00007fff<>+0(SB), Y0, Y0
+	VPADDD    Y1, Y0, Y0
+	VCMPPS    $0x03, Y1, Y1, Y1
+	VBLENDVPS Y1, pattern7fc00000<>+0(SB), Y0, Y0
+	VPSRLD    $0x10, Y2, Y2
+	VPSRLD    $0x10, Y0, Y0
+	VPACKUSDW Y0, Y2, Y0
+	VPERMQ    $0xd8, Y0, Y0
+	VMOVNTDQ  Y0, (AX)(R10*2)
+	JMP       stored5211
+
+unusual5210:
+	MOVQ      DX, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp165213
+	JA        fp325214
+	VPSRLD    $0x10, Y0, Y2
+	VPAND     pattern00000001<>+0(SB), Y2, Y2
+	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD    Y0, Y2, Y2
+	VCMPPS    $0x03, Y0, Y0, Y0
+	VBLENDVPS Y0, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD    $0x10, Y1, Y0
+	VPAND     pattern00000001<>+0(SB), Y0, Y0
+	VPADDD    pattern00007fff<>+0(SB), Y0, Y0
+	VPADDD    Y1, Y0, Y0
+	VCMPPS    $0x03, Y1, Y1, Y1
+	VBLENDVPS Y1, pattern7fc00000<>+0(SB), Y0, Y0
+	VPSRLD    $0x10, Y2, Y2
+	VPSRLD    $0x10, Y0, Y0
+	VPACKUSDW Y0, Y2, Y0
+	VPERMQ    $0xd8, Y0, Y0
+	TESTQ     $0x00000004, DX
+	JNE       ordinary5217
+	VMOVNTDQ  Y0, (AX)(R10*2)
+	JMP       stored5216
+
+ordinary5217:
+	VMOVDQU Y0, (AX)(R10*2)
+
+stored5216:
+	JMP done5215
+
+fp165213:
+	VPXOR       Y2, Y2, Y2
+	VCVTPS2PH   $0x00, Y0, X2
+	VCVTPS2PH   $0x00, Y1, X0
+	VINSERTI128 $0x01, X0, Y2, Y2
+	TESTQ       $0x00000004, DX
+	JNE         ordinary5219
+	VMOVNTDQ    Y2, (AX)(R10*2)
+	JMP         stored5218
+
+ordinary5219:
+	VMOVDQU Y2, (AX)(R10*2)
+
+stored5218:
+	JMP done5215
+
+fp325214:
+done5215:
+stored5211:
+	VMOVUPS 1024(R11)(R10*4), Y0
+	VMOVUPS 1056(R11)(R10*4), Y1
+	VMOVUPS Y0, (BX)(R10*4)
+	VMOVUPS Y1, 32(BX)(R10*4)
+	VMOVUPS 2048(R11)(R10*4), Y0
+	VMOVUPS 2080(R11)(R10*4), Y1
+	VMOVUPS Y0, (SI)(R10*4)
+	VMOVUPS Y1, 32(SI)(R10*4)
+	ADDQ    $0x00000010, R10
+	ADDQ    $0x00000010, R12
+
+check5208:
+	CMPQ    R10, R13
+	JB      next5207
+	MOVQ    R10, R12
+	CMPQ    R13, R9
+	MOVQ    R9, R13
+	JB      next5207
+	SFENCE
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func restoreMomentsAVX2(a *RetractionArguments)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
+TEXT ·restoreMomentsAVX2(SB), NOSPLIT, $8-8
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	MOVQ    a+0(FP), AX
+	MOVQ    32(AX), AX
+	MOVQ    a+0(FP), CX
+	MOVQ    40(CX), CX
+	MOVQ    a+0(FP), DX
+	MOVQ    104(DX), DX
+	MOVQ    a+0(FP), BX
+	MOVQ    72(BX), BX
+	MOVQ    a+0(FP), SI
+	MOVQ    80(SI), SI
+	MOVQ    a+0(FP), DI
+	MOVQ    64(DI), DI
+	MOVQ    a+0(FP), R8
+	MOVQ    96(R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    24(R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    88(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
+	CMPQ    R9, $0x01
+	JE      fp165221
+	JA      fp325222
+	XORQ    R9, R9
+	LEAQ    192(R9), R12
+	MOVQ    R11, R13
+	JMP     check5225
+
+next5224:
+	PREFETCHT0     (R10)(R12*2)
+	MOVQ           R9, R14
+	SHRQ           $0x03, R14
+	VBROADCASTI128 (R10)(R9*2), Y0
 	VPSHUFB        spread<>+0(SB), Y0, Y0
-	VBROADCASTI128 16(R9)(R8*2), Y1
+	VBROADCASTI128 16(R10)(R9*2), Y1
 	VPSHUFB        spread<>+0(SB), Y1, Y1
-	VMOVUPS        (DI)(R8*4), Y2
-	VMOVUPS        32(DI)(R8*4), Y3
+	VMOVUPS        (DI)(R9*4), Y2
+	VMOVUPS        32(DI)(R9*4), Y3
 	VMULPS         (AX), Y0, Y0
 	VFMADD231PS    64(AX), Y2, Y0
 	VMULPS         Y0, Y0, Y8
-	VMOVUPS        (BX)(R8*4), Y2
+	VMOVUPS        (BX)(R9*4), Y2
 	VCVTPS2PD      X2, Y9
 	VEXTRACTF128   $0x01, Y2, X10
 	VCVTPS2PD      X10, Y10
@@ -2012,8 +2414,25 @@ next5207:
 	VPAND          Y0, Y4, Y11
 	VPCMPEQD       Y0, Y11, Y11
 	VPANDN         Y4, Y11, Y4
-	VMOVDQU        Y4, 1024(DX)(R8*4)
-	VMOVUPS        (SI)(R8*4), Y0
+	VMOVDQU        pattern00000003<>+0(SB), Y0
+	VPSUBD         Y0, Y4, Y0
+	VPBROADCASTB   (R8)(R14*1), Y2
+	VPAND          bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD       bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD         $0x00, Y2, Y2
+	VPSUBD         Y2, Y0, Y0
+	VPBROADCASTB   32(R8)(R14*1), Y2
+	VPAND          bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD       bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD         $0x01, Y2, Y2
+	VPSUBD         Y2, Y0, Y0
+	VPBROADCASTB   64(R8)(R14*1), Y2
+	VPAND          bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD       bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD         $0x02, Y2, Y2
+	VPSUBD         Y2, Y0, Y0
+	VMOVDQU        Y0, 1024(DX)(R9*4)
+	VMOVUPS        (SI)(R9*4), Y0
 	VCVTPS2PD      X0, Y2
 	VEXTRACTF128   $0x01, Y0, X9
 	VCVTPS2PD      X9, Y9
@@ -2034,11 +2453,23 @@ next5207:
 	VPAND          Y2, Y5, Y10
 	VPCMPEQD       Y2, Y10, Y10
 	VPANDN         Y5, Y10, Y5
-	VMOVDQU        Y5, 2048(DX)(R8*4)
+	VMOVDQU        pattern00000001<>+0(SB), Y0
+	VPSUBD         Y0, Y5, Y0
+	VPBROADCASTB   96(R8)(R14*1), Y2
+	VPAND          bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD       bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD         $0x00, Y2, Y2
+	VPSUBD         Y2, Y0, Y0
+	VPBROADCASTB   128(R8)(R14*1), Y2
+	VPAND          bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD       bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD         $0x01, Y2, Y2
+	VPSUBD         Y2, Y0, Y0
+	VMOVDQU        Y0, 2048(DX)(R9*4)
 	VMULPS         (AX), Y1, Y1
 	VFMADD231PS    64(AX), Y3, Y1
 	VMULPS         Y1, Y1, Y2
-	VMOVUPS        32(BX)(R8*4), Y0
+	VMOVUPS        32(BX)(R9*4), Y0
 	VCVTPS2PD      X0, Y3
 	VEXTRACTF128   $0x01, Y0, X8
 	VCVTPS2PD      X8, Y8
@@ -2059,8 +2490,25 @@ next5207:
 	VPAND          Y1, Y6, Y9
 	VPCMPEQD       Y1, Y9, Y9
 	VPANDN         Y6, Y9, Y6
-	VMOVDQU        Y6, 1056(DX)(R8*4)
-	VMOVUPS        32(SI)(R8*4), Y0
+	VMOVDQU        pattern00000003<>+0(SB), Y0
+	VPSUBD         Y0, Y6, Y0
+	VPBROADCASTB   1(R8)(R14*1), Y1
+	VPAND          bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD       bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD         $0x00, Y1, Y1
+	VPSUBD         Y1, Y0, Y0
+	VPBROADCASTB   33(R8)(R14*1), Y1
+	VPAND          bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD       bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD         $0x01, Y1, Y1
+	VPSUBD         Y1, Y0, Y0
+	VPBROADCASTB   65(R8)(R14*1), Y1
+	VPAND          bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD       bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y1, Y1
+	VPSUBD         Y1, Y0, Y0
+	VMOVDQU        Y0, 1056(DX)(R9*4)
+	VMOVUPS        32(SI)(R9*4), Y0
 	VCVTPS2PD      X0, Y1
 	VEXTRACTF128   $0x01, Y0, X3
 	VCVTPS2PD      X3, Y3
@@ -2081,35 +2529,49 @@ next5207:
 	VPAND          Y1, Y7, Y8
 	VPCMPEQD       Y1, Y8, Y8
 	VPANDN         Y7, Y8, Y7
-	VMOVDQU        Y7, 2080(DX)(R8*4)
-	ADDQ           $0x00000010, R8
-	ADDQ           $0x00000010, R11
+	VMOVDQU        pattern00000001<>+0(SB), Y0
+	VPSUBD         Y0, Y7, Y0
+	VPBROADCASTB   97(R8)(R14*1), Y1
+	VPAND          bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD       bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD         $0x00, Y1, Y1
+	VPSUBD         Y1, Y0, Y0
+	VPBROADCASTB   129(R8)(R14*1), Y1
+	VPAND          bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD       bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD         $0x01, Y1, Y1
+	VPSUBD         Y1, Y0, Y0
+	VMOVDQU        Y0, 2080(DX)(R9*4)
+	ADDQ           $0x00000010, R9
+	ADDQ           $0x00000010, R12
 
-check5208:
-	CMPQ R8, R12
-	JB   next5207
-	MOVQ R8, R11
-	CMPQ R12, R10
-	MOVQ R10, R12
-	JB   next5207
-	JMP  done5206
+check5225:
+	CMPQ R9, R13
+	JB   next5224
+	MOVQ R9, R12
+	CMPQ R13, R11
+	MOVQ R11, R13
+	JB   next5224
+	JMP  done5223
 
-fp165204:
-	XORQ R8, R8
-	LEAQ 192(R8), R11
-	MOVQ R10, R12
-	JMP  check5210
+fp165221:
+	XORQ R9, R9
+	LEAQ 192(R9), R12
+	MOVQ R11, R13
+	JMP  check5227
 
-next5209:
-	PREFETCHT0   (R9)(R11*2)
-	VCVTPH2PS    (R9)(R8*2), Y0
-	VCVTPH2PS    16(R9)(R8*2), Y1
-	VMOVUPS      (DI)(R8*4), Y2
-	VMOVUPS      32(DI)(R8*4), Y3
+next5226:
+	PREFETCHT0   (R10)(R12*2)
+	MOVQ         R9, R14
+	SHRQ         $0x03, R14
+	VCVTPH2PS    (R10)(R9*2), Y0
+	VCVTPH2PS    16(R10)(R9*2), Y1
+	VMOVUPS      (DI)(R9*4), Y2
+	VMOVUPS      32(DI)(R9*4), Y3
 	VMULPS       (AX), Y0, Y0
 	VFMADD231PS  64(AX), Y2, Y0
 	VMULPS       Y0, Y0, Y8
-	VMOVUPS      (BX)(R8*4), Y2
+	VMOVUPS      (BX)(R9*4), Y2
 	VCVTPS2PD    X2, Y9
 	VEXTRACTF128 $0x01, Y2, X10
 	VCVTPS2PD    X10, Y10
@@ -2130,8 +2592,25 @@ next5209:
 	VPAND        Y0, Y4, Y11
 	VPCMPEQD     Y0, Y11, Y11
 	VPANDN       Y4, Y11, Y4
-	VMOVDQU      Y4, 1024(DX)(R8*4)
-	VMOVUPS      (SI)(R8*4), Y0
+	VMOVDQU      pattern00000003<>+0(SB), Y0
+	VPSUBD       Y0, Y4, Y0
+	VPBROADCASTB (R8)(R14*1), Y2
+	VPAND        bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD       $0x00, Y2, Y2
+	VPSUBD       Y2, Y0, Y0
+	VPBROADCASTB 32(R8)(R14*1), Y2
+	VPAND        bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD       $0x01, Y2, Y2
+	VPSUBD       Y2, Y0, Y0
+	VPBROADCASTB 64(R8)(R14*1), Y2
+	VPAND        bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VPSUBD       Y2, Y0, Y0
+	VMOVDQU      Y0, 1024(DX)(R9*4)
+	VMOVUPS      (SI)(R9*4), Y0
 	VCVTPS2PD    X0, Y2
 	VEXTRACTF128 $0x01, Y0, X9
 	VCVTPS2PD    X9, Y9
@@ -2152,11 +2631,23 @@ next5209:
 	VPAND        Y2, Y5, Y10
 	VPCMPEQD     Y2, Y10, Y10
 	VPANDN       Y5, Y10, Y5
-	VMOVDQU      Y5, 2048(DX)(R8*4)
+	VMOVDQU      pattern00000001<>+0(SB), Y0
+	VPSUBD       Y0, Y5, Y0
+	VPBROADCASTB 96(R8)(R14*1), Y2
+	VPAND        bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD       $0x00, Y2, Y2
+	VPSUBD       Y2, Y0, Y0
+	VPBROADCASTB 128(R8)(R14*1), Y2
+	VPAND        bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD       $0x01, Y2, Y2
+	VPSUBD       Y2, Y0, Y0
+	VMOVDQU      Y0, 2048(DX)(R9*4)
 	VMULPS       (AX), Y1, Y1
 	VFMADD231PS  64(AX), Y3, Y1
 	VMULPS       Y1, Y1, Y2
-	VMOVUPS      32(BX)(R8*4), Y0
+	VMOVUPS      32(BX)(R9*4), Y0
 	VCVTPS2PD    X0, Y3
 	VEXTRACTF128 $0x01, Y0, X8
 	VCVTPS2PD    X8, Y8
@@ -2177,8 +2668,25 @@ next5209:
 	VPAND        Y1, Y6, Y9
 	VPCMPEQD     Y1, Y9, Y9
 	VPANDN       Y6, Y9, Y6
-	VMOVDQU      Y6, 1056(DX)(R8*4)
-	VMOVUPS      32(SI)(R8*4), Y0
+	VMOVDQU      pattern00000003<>+0(SB), Y0
+	VPSUBD       Y0, Y6, Y0
+	VPBROADCASTB 1(R8)(R14*1), Y1
+	VPAND        bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD       $0x00, Y1, Y1
+	VPSUBD       Y1, Y0, Y0
+	VPBROADCASTB 33(R8)(R14*1), Y1
+	VPAND        bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD       $0x01, Y1, Y1
+	VPSUBD       Y1, Y0, Y0
+	VPBROADCASTB 65(R8)(R14*1), Y1
+	VPAND        bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD       $0x02, Y1, Y1
+	VPSUBD       Y1, Y0, Y0
+	VMOVDQU      Y0, 1056(DX)(R9*4)
+	VMOVUPS      32(SI)(R9*4), Y0
 	VCVTPS2PD    X0, Y1
 	VEXTRACTF128 $0x01, Y0, X3
 	VCVTPS2PD    X3, Y3
@@ -2199,35 +2707,49 @@ next5209:
 	VPAND        Y1, Y7, Y8
 	VPCMPEQD     Y1, Y8, Y8
 	VPANDN       Y7, Y8, Y7
-	VMOVDQU      Y7, 2080(DX)(R8*4)
-	ADDQ         $0x00000010, R8
-	ADDQ         $0x00000010, R11
+	VMOVDQU      pattern00000001<>+0(SB), Y0
+	VPSUBD       Y0, Y7, Y0
+	VPBROADCASTB 97(R8)(R14*1), Y1
+	VPAND        bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD       $0x00, Y1, Y1
+	VPSUBD       Y1, Y0, Y0
+	VPBROADCASTB 129(R8)(R14*1), Y1
+	VPAND        bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD       $0x01, Y1, Y1
+	VPSUBD       Y1, Y0, Y0
+	VMOVDQU      Y0, 2080(DX)(R9*4)
+	ADDQ         $0x00000010, R9
+	ADDQ         $0x00000010, R12
 
-check5210:
-	CMPQ R8, R12
-	JB   next5209
-	MOVQ R8, R11
-	CMPQ R12, R10
-	MOVQ R10, R12
-	JB   next5209
-	JMP  done5206
+check5227:
+	CMPQ R9, R13
+	JB   next5226
+	MOVQ R9, R12
+	CMPQ R13, R11
+	MOVQ R11, R13
+	JB   next5226
+	JMP  done5223
 
-fp325205:
-	XORQ R8, R8
-	LEAQ 192(R8), R11
-	MOVQ R10, R12
-	JMP  check5212
+fp325222:
+	XORQ R9, R9
+	LEAQ 192(R9), R12
+	MOVQ R11, R13
+	JMP  check5229
 
-next5211:
-	PREFETCHT0   (R9)(R11*4)
-	VMOVUPS      (R9)(R8*4), Y0
-	VMOVUPS      32(R9)(R8*4), Y1
-	VMOVUPS      (DI)(R8*4), Y2
-	VMOVUPS      32(DI)(R8*4), Y3
+next5228:
+	PREFETCHT0   (R10)(R12*4)
+	MOVQ         R9, R14
+	SHRQ         $0x03, R14
+	VMOVUPS      (R10)(R9*4), Y0
+	VMOVUPS      32(R10)(R9*4), Y1
+	VMOVUPS      (DI)(R9*4), Y2
+	VMOVUPS      32(DI)(R9*4), Y3
 	VMULPS       (AX), Y0, Y0
 	VFMADD231PS  64(AX), Y2, Y0
 	VMULPS       Y0, Y0, Y8
-	VMOVUPS      (BX)(R8*4), Y2
+	VMOVUPS      (BX)(R9*4), Y2
 	VCVTPS2PD    X2, Y9
 	VEXTRACTF128 $0x01, Y2, X10
 	VCVTPS2PD    X10, Y10
@@ -2248,8 +2770,25 @@ next5211:
 	VPAND        Y0, Y4, Y11
 	VPCMPEQD     Y0, Y11, Y11
 	VPANDN       Y4, Y11, Y4
-	VMOVDQU      Y4, 1024(DX)(R8*4)
-	VMOVUPS      (SI)(R8*4), Y0
+	VMOVDQU      pattern00000003<>+0(SB), Y0
+	VPSUBD       Y0, Y4, Y0
+	VPBROADCASTB (R8)(R14*1), Y2
+	VPAND        bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD       $0x00, Y2, Y2
+	VPSUBD       Y2, Y0, Y0
+	VPBROADCASTB 32(R8)(R14*1), Y2
+	VPAND        bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD       $0x01, Y2, Y2
+	VPSUBD       Y2, Y0, Y0
+	VPBROADCASTB 64(R8)(R14*1), Y2
+	VPAND        bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VPSUBD       Y2, Y0, Y0
+	VMOVDQU      Y0, 1024(DX)(R9*4)
+	VMOVUPS      (SI)(R9*4), Y0
 	VCVTPS2PD    X0, Y2
 	VEXTRACTF128 $0x01, Y0, X9
 	VCVTPS2PD    X9, Y9
@@ -2270,11 +2809,23 @@ next5211:
 	VPAND        Y2, Y5, Y10
 	VPCMPEQD     Y2, Y10, Y10
 	VPANDN       Y5, Y10, Y5
-	VMOVDQU      Y5, 2048(DX)(R8*4)
+	VMOVDQU      pattern00000001<>+0(SB), Y0
+	VPSUBD       Y0, Y5, Y0
+	VPBROADCASTB 96(R8)(R14*1), Y2
+	VPAND        bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD       $0x00, Y2, Y2
+	VPSUBD       Y2, Y0, Y0
+	VPBROADCASTB 128(R8)(R14*1), Y2
+	VPAND        bitOfLanes<>+0(SB), Y2, Y2
+	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
+	VPSLLD       $0x01, Y2, Y2
+	VPSUBD       Y2, Y0, Y0
+	VMOVDQU      Y0, 2048(DX)(R9*4)
 	VMULPS       (AX), Y1, Y1
 	VFMADD231PS  64(AX), Y3, Y1
 	VMULPS       Y1, Y1, Y2
-	VMOVUPS      32(BX)(R8*4), Y0
+	VMOVUPS      32(BX)(R9*4), Y0
 	VCVTPS2PD    X0, Y3
 	VEXTRACTF128 $0x01, Y0, X8
 	VCVTPS2PD    X8, Y8
@@ -2295,8 +2846,25 @@ next5211:
 	VPAND        Y1, Y6, Y9
 	VPCMPEQD     Y1, Y9, Y9
 	VPANDN       Y6, Y9, Y6
-	VMOVDQU      Y6, 1056(DX)(R8*4)
-	VMOVUPS      32(SI)(R8*4), Y0
+	VMOVDQU      pattern00000003<>+0(SB), Y0
+	VPSUBD       Y0, Y6, Y0
+	VPBROADCASTB 1(R8)(R14*1), Y1
+	VPAND        bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD       $0x00, Y1, Y1
+	VPSUBD       Y1, Y0, Y0
+	VPBROADCASTB 33(R8)(R14*1), Y1
+	VPAND        bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD       $0x01, Y1, Y1
+	VPSUBD       Y1, Y0, Y0
+	VPBROADCASTB 65(R8)(R14*1), Y1
+	VPAND        bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD       $0x02, Y1, Y1
+	VPSUBD       Y1, Y0, Y0
+	VMOVDQU      Y0, 1056(DX)(R9*4)
+	VMOVUPS      32(SI)(R9*4), Y0
 	VCVTPS2PD    X0, Y1
 	VEXTRACTF128 $0x01, Y0, X3
 	VCVTPS2PD    X3, Y3
@@ -2317,19 +2885,31 @@ next5211:
 	VPAND        Y1, Y7, Y8
 	VPCMPEQD     Y1, Y8, Y8
 	VPANDN       Y7, Y8, Y7
-	VMOVDQU      Y7, 2080(DX)(R8*4)
-	ADDQ         $0x00000010, R8
-	ADDQ         $0x00000010, R11
+	VMOVDQU      pattern00000001<>+0(SB), Y0
+	VPSUBD       Y0, Y7, Y0
+	VPBROADCASTB 97(R8)(R14*1), Y1
+	VPAND        bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD       $0x00, Y1, Y1
+	VPSUBD       Y1, Y0, Y0
+	VPBROADCASTB 129(R8)(R14*1), Y1
+	VPAND        bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD       $0x01, Y1, Y1
+	VPSUBD       Y1, Y0, Y0
+	VMOVDQU      Y0, 2080(DX)(R9*4)
+	ADDQ         $0x00000010, R9
+	ADDQ         $0x00000010, R12
 
-check5212:
-	CMPQ R8, R12
-	JB   next5211
-	MOVQ R8, R11
-	CMPQ R12, R10
-	MOVQ R10, R12
-	JB   next5211
+check5229:
+	CMPQ R9, R13
+	JB   next5228
+	MOVQ R9, R12
+	CMPQ R13, R11
+	MOVQ R11, R13
+	JB   next5228
 
-done5206:
+done5223:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2343,36 +2923,36 @@ TEXT ·foreseeSplitAVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    104(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    64(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
+	MOVQ    48(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    40(R8), R8
+	MOVQ    56(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    80(R9), R9
+	MOVQ    96(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
+	MOVQ    24(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    72(R11), R11
+	MOVQ    88(R11), R11
 	MOVQ    a+0(FP), R12
-	MOVQ    (R12), R12
+	MOVQ    8(R12), R12
 	CMPQ    R10, $0x01
-	JE      fp165214
-	JA      fp325215
+	JE      fp165231
+	JA      fp325232
 	XORQ    R10, R10
 	LEAQ    192(R10), R13
 	MOVQ    R12, R14
-	JMP     check5218
+	JMP     check5235
 
-next5217:
+next5234:
 	PREFETCHT0    (R11)(R13*2)
 	PREFETCHT0    (BX)(R13*4)
 	PREFETCHT0    (SI)(R13*4)
@@ -2494,22 +3074,22 @@ next5217:
 	ADDQ          $0x00000010, R10
 	ADDQ          $0x00000010, R13
 
-check5218:
+check5235:
 	CMPQ R10, R14
-	JB   next5217
+	JB   next5234
 	MOVQ R10, R13
 	CMPQ R14, R12
 	MOVQ R12, R14
-	JB   next5217
-	JMP  done5216
+	JB   next5234
+	JMP  done5233
 
-fp165214:
+fp165231:
 	XORQ R10, R10
 	LEAQ 192(R10), R13
 	MOVQ R12, R14
-	JMP  check5220
+	JMP  check5237
 
-next5219:
+next5236:
 	PREFETCHT0    (R11)(R13*2)
 	PREFETCHT0    (BX)(R13*4)
 	PREFETCHT0    (SI)(R13*4)
@@ -2630,22 +3210,22 @@ next5219:
 	ADDQ          $0x00000010, R10
 	ADDQ          $0x00000010, R13
 
-check5220:
+check5237:
 	CMPQ R10, R14
-	JB   next5219
+	JB   next5236
 	MOVQ R10, R13
 	CMPQ R14, R12
 	MOVQ R12, R14
-	JB   next5219
-	JMP  done5216
+	JB   next5236
+	JMP  done5233
 
-fp325215:
+fp325232:
 	XORQ R10, R10
 	LEAQ 192(R10), R13
 	MOVQ R12, R14
-	JMP  check5222
+	JMP  check5239
 
-next5221:
+next5238:
 	PREFETCHT0    (R11)(R13*4)
 	PREFETCHT0    (BX)(R13*4)
 	PREFETCHT0    (SI)(R13*4)
@@ -2766,59 +3346,63 @@ next5221:
 	ADDQ          $0x00000010, R10
 	ADDQ          $0x00000010, R13
 
-check5222:
+check5239:
 	CMPQ R10, R14
-	JB   next5221
+	JB   next5238
 	MOVQ R10, R13
 	CMPQ R14, R12
 	MOVQ R12, R14
-	JB   next5221
+	JB   next5238
 
-done5216:
+done5233:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
-// func invertMasterSplitAVX512(a *RetractionArguments)
+// func restoreMasterSplitAVX512(a *RetractionArguments)
 // Requires: AVX, AVX512F, MMX+, SSE
-TEXT ·invertMasterSplitAVX512(SB), NOSPLIT, $8-8
+TEXT ·restoreMasterSplitAVX512(SB), NOSPLIT, $8-8
 	STMXCSR (SP)
 	MOVL    (SP), AX
 	ORL     $0x00008040, AX
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    104(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    64(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    32(DI), DI
+	MOVQ    48(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    40(R8), R8
+	MOVQ    56(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
-	XORQ    R10, R10
-	LEAQ    192(R10), R11
-	MOVQ    R9, R12
-	JMP     check5224
+	MOVQ    96(R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	XORQ    R11, R11
+	LEAQ    192(R11), R12
+	MOVQ    R10, R13
+	JMP     check5241
 
-next5223:
-	PREFETCHT0    (BX)(R11*4)
-	PREFETCHT0    (SI)(R11*4)
-	PREFETCHT0    (DI)(R11*2)
-	PREFETCHT0    (R8)(R11*2)
-	VPMOVZXWD     (DI)(R10*2), Z0
+next5240:
+	PREFETCHT0    (BX)(R12*4)
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    (DI)(R12*2)
+	PREFETCHT0    (R8)(R12*2)
+	MOVQ          R11, R14
+	SHRQ          $0x03, R14
+	VPMOVZXWD     (DI)(R11*2), Z0
 	VPSLLD        $0x10, Z0, Z0
-	VPMOVSXWD     (R8)(R10*2), Z1
+	VPMOVSXWD     (R8)(R11*2), Z1
 	VPADDD        Z1, Z0, Z0
-	VMOVUPS       (BX)(R10*4), Z1
-	VMOVUPS       (SI)(R10*4), Z3
+	VMOVUPS       (BX)(R11*4), Z1
+	VMOVUPS       (SI)(R11*4), Z3
 	VSQRTPS       Z3, Z3
 	VMOVUPS       384(AX), Z4
 	VFMADD213PS   448(AX), Z4, Z3
@@ -2843,17 +3427,99 @@ next5223:
 	VPANDD        Z1, Z2, Z5
 	VPCMPEQD      Z1, Z5, K1
 	VPXORD        Z2, Z2, K1, Z2
-	VMOVDQU32     Z2, (DX)(R10*4)
-	ADDQ          $0x00000010, R10
+	VMOVDQU32     pattern00000001<>+0(SB), Z0
+	VPSUBD        Z0, Z2, Z0
+	KMOVW         160(R9)(R14*1), K1
+	VPADDD        pattern00000001<>+0(SB), Z0, K1, Z0
+	KMOVW         192(R9)(R14*1), K1
+	VPADDD        pattern00000002<>+0(SB), Z0, K1, Z0
+	VMOVDQU32     Z0, (DX)(R11*4)
 	ADDQ          $0x00000010, R11
+	ADDQ          $0x00000010, R12
 
-check5224:
-	CMPQ    R10, R12
-	JB      next5223
-	MOVQ    R10, R11
-	CMPQ    R12, R9
-	MOVQ    R9, R12
-	JB      next5223
+check5241:
+	CMPQ    R11, R13
+	JB      next5240
+	MOVQ    R11, R12
+	CMPQ    R13, R10
+	MOVQ    R10, R13
+	JB      next5240
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func putBackSplitAVX512(a *RetractionArguments)
+// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+TEXT ·putBackSplitAVX512(SB), NOSPLIT, $8-8
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	MOVQ    a+0(FP), AX
+	MOVQ    48(AX), AX
+	MOVQ    a+0(FP), CX
+	MOVQ    56(CX), CX
+	MOVQ    a+0(FP), DX
+	MOVQ    72(DX), DX
+	MOVQ    a+0(FP), BX
+	MOVQ    80(BX), BX
+	MOVQ    a+0(FP), SI
+	MOVQ    120(SI), SI
+	MOVQ    a+0(FP), DI
+	MOVQ    16(DI), DI
+	MOVQ    a+0(FP), R8
+	MOVQ    8(R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    104(R10), R10
+	LEAQ    192(R9), R11
+	MOVQ    R8, R12
+	JMP     check5243
+
+next5242:
+	PREFETCHT0 (AX)(R11*2)
+	PREFETCHT0 (CX)(R11*2)
+	PREFETCHT0 (DX)(R11*4)
+	PREFETCHT0 (BX)(R11*4)
+	TESTQ      SI, SI
+	JEQ        kept5244
+	MOVQ       R9, R13
+	ANDQ       $0x0000003f, R13
+	VMOVDQU32  (AX)(R9*2), Y0
+	VMOVDQU32  Y0, 64(SI)(R13*2)
+	VMOVDQU32  (CX)(R9*2), Y0
+	VMOVDQU32  Y0, 192(SI)(R13*2)
+	VMOVDQU32  (DX)(R9*4), Z0
+	VMOVDQU32  Z0, 320(SI)(R13*4)
+	VMOVDQU32  (BX)(R9*4), Z0
+	VMOVDQU32  Z0, 576(SI)(R13*4)
+	LEAQ       16(R9)(DI*1), R13
+	MOVQ       R13, (SI)
+
+kept5244:
+	VMOVUPS   (R10)(R9*4), Z0
+	VPADDD    pattern00008000<>+0(SB), Z0, Z1
+	VPSRLD    $0x10, Z1, Z1
+	VPMOVDW   Z1, Y1
+	VPMOVDW   Z0, Y0
+	VMOVDQU32 Y1, (AX)(R9*2)
+	VMOVDQU32 Y0, (CX)(R9*2)
+	VMOVUPS   1024(R10)(R9*4), Z0
+	VMOVUPS   Z0, (DX)(R9*4)
+	VMOVUPS   2048(R10)(R9*4), Z0
+	VMOVUPS   Z0, (BX)(R9*4)
+	ADDQ      $0x00000010, R9
+	ADDQ      $0x00000010, R11
+
+check5243:
+	CMPQ    R9, R12
+	JB      next5242
+	MOVQ    R9, R11
+	CMPQ    R12, R8
+	MOVQ    R8, R12
+	JB      next5242
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2867,34 +3533,34 @@ TEXT ·foreseeFP32AVX512(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    104(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    64(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
+	MOVQ    64(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    80(R8), R8
+	MOVQ    96(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    8(R9), R9
+	MOVQ    24(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    72(R10), R10
+	MOVQ    88(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    (R11), R11
+	MOVQ    8(R11), R11
 	CMPQ    R9, $0x01
-	JE      fp165226
-	JA      fp325227
+	JE      fp165246
+	JA      fp325247
 	XORQ    R9, R9
 	LEAQ    192(R9), R12
 	MOVQ    R11, R13
-	JMP     check5230
+	JMP     check5250
 
-next5229:
+next5249:
 	PREFETCHT0    (R10)(R12*2)
 	PREFETCHT0    (BX)(R12*4)
 	PREFETCHT0    (SI)(R12*4)
@@ -3012,22 +3678,22 @@ next5229:
 	ADDQ          $0x00000010, R9
 	ADDQ          $0x00000010, R12
 
-check5230:
+check5250:
 	CMPQ R9, R13
-	JB   next5229
+	JB   next5249
 	MOVQ R9, R12
 	CMPQ R13, R11
 	MOVQ R11, R13
-	JB   next5229
-	JMP  done5228
+	JB   next5249
+	JMP  done5248
 
-fp165226:
+fp165246:
 	XORQ R9, R9
 	LEAQ 192(R9), R12
 	MOVQ R11, R13
-	JMP  check5232
+	JMP  check5252
 
-next5231:
+next5251:
 	PREFETCHT0    (R10)(R12*2)
 	PREFETCHT0    (BX)(R12*4)
 	PREFETCHT0    (SI)(R12*4)
@@ -3144,22 +3810,22 @@ next5231:
 	ADDQ          $0x00000010, R9
 	ADDQ          $0x00000010, R12
 
-check5232:
+check5252:
 	CMPQ R9, R13
-	JB   next5231
+	JB   next5251
 	MOVQ R9, R12
 	CMPQ R13, R11
 	MOVQ R11, R13
-	JB   next5231
-	JMP  done5228
+	JB   next5251
+	JMP  done5248
 
-fp325227:
+fp325247:
 	XORQ R9, R9
 	LEAQ 192(R9), R12
 	MOVQ R11, R13
-	JMP  check5234
+	JMP  check5254
 
-next5233:
+next5253:
 	PREFETCHT0    (R10)(R12*4)
 	PREFETCHT0    (BX)(R12*4)
 	PREFETCHT0    (SI)(R12*4)
@@ -3276,53 +3942,57 @@ next5233:
 	ADDQ          $0x00000010, R9
 	ADDQ          $0x00000010, R12
 
-check5234:
+check5254:
 	CMPQ R9, R13
-	JB   next5233
+	JB   next5253
 	MOVQ R9, R12
 	CMPQ R13, R11
 	MOVQ R11, R13
-	JB   next5233
+	JB   next5253
 
-done5228:
+done5248:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
-// func invertMasterFP32AVX512(a *RetractionArguments)
+// func restoreMasterFP32AVX512(a *RetractionArguments)
 // Requires: AVX, AVX512F, MMX+, SSE
-TEXT ·invertMasterFP32AVX512(SB), NOSPLIT, $8-8
+TEXT ·restoreMasterFP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR (SP)
 	MOVL    (SP), AX
 	ORL     $0x00008040, AX
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    40(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
+	MOVQ    104(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    64(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
+	MOVQ    64(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    (R8), R8
-	XORQ    R9, R9
-	LEAQ    192(R9), R10
-	MOVQ    R8, R11
-	JMP     check5236
+	MOVQ    96(R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    8(R9), R9
+	XORQ    R10, R10
+	LEAQ    192(R10), R11
+	MOVQ    R9, R12
+	JMP     check5256
 
-next5235:
-	PREFETCHT0    (BX)(R10*4)
-	PREFETCHT0    (SI)(R10*4)
-	PREFETCHT0    (DI)(R10*4)
-	VMOVUPS       (DI)(R9*4), Z0
-	VMOVUPS       (BX)(R9*4), Z1
-	VMOVUPS       (SI)(R9*4), Z2
+next5255:
+	PREFETCHT0    (BX)(R11*4)
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (DI)(R11*4)
+	MOVQ          R10, R13
+	SHRQ          $0x03, R13
+	VMOVUPS       (DI)(R10*4), Z0
+	VMOVUPS       (BX)(R10*4), Z1
+	VMOVUPS       (SI)(R10*4), Z2
 	VSQRTPS       Z2, Z2
 	VMOVUPS       384(AX), Z4
 	VFMADD213PS   448(AX), Z4, Z2
@@ -3347,64 +4017,203 @@ next5235:
 	VPANDD        Z1, Z3, Z5
 	VPCMPEQD      Z1, Z5, K1
 	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     Z3, (DX)(R9*4)
-	ADDQ          $0x00000010, R9
+	VMOVDQU32     pattern00000001<>+0(SB), Z0
+	VPSUBD        Z0, Z3, Z0
+	KMOVW         160(R8)(R13*1), K1
+	VPADDD        pattern00000001<>+0(SB), Z0, K1, Z0
+	KMOVW         192(R8)(R13*1), K1
+	VPADDD        pattern00000002<>+0(SB), Z0, K1, Z0
+	VMOVDQU32     Z0, (DX)(R10*4)
 	ADDQ          $0x00000010, R10
+	ADDQ          $0x00000010, R11
 
-check5236:
-	CMPQ    R9, R11
-	JB      next5235
-	MOVQ    R9, R10
-	CMPQ    R11, R8
-	MOVQ    R8, R11
-	JB      next5235
+check5256:
+	CMPQ    R10, R12
+	JB      next5255
+	MOVQ    R10, R11
+	CMPQ    R12, R9
+	MOVQ    R9, R12
+	JB      next5255
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
-// func invertMomentsAVX512(a *RetractionArguments)
-// Requires: AVX, AVX512F, MMX+, SSE
-TEXT ·invertMomentsAVX512(SB), NOSPLIT, $8-8
+// func putBackFP32AVX512(a *RetractionArguments)
+// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+TEXT ·putBackFP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR (SP)
 	MOVL    (SP), AX
 	ORL     $0x00008040, AX
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    24(CX), CX
+	MOVQ    64(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    88(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    56(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    64(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    8(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVQ    72(R9), R9
-	MOVQ    a+0(FP), R10
-	MOVQ    (R10), R10
-	CMPQ    R8, $0x01
-	JE      fp165238
-	JA      fp325239
-	XORQ    R8, R8
-	LEAQ    192(R8), R11
+	MOVQ    112(DX), DX
+	TESTQ   $0x0000001f, AX
+	JEQ     aligned5257
+	ORQ     $0x04, DX
+
+aligned5257:
+	MOVQ a+0(FP), BX
+	MOVQ 72(BX), BX
+	MOVQ a+0(FP), SI
+	MOVQ 80(SI), SI
+	MOVQ a+0(FP), DI
+	MOVQ 120(DI), DI
+	MOVQ a+0(FP), R8
+	MOVQ 16(R8), R8
+	MOVQ a+0(FP), R9
+	MOVQ 8(R9), R9
+	MOVQ a+0(FP), R10
+	MOVQ (R10), R10
+	MOVQ a+0(FP), R11
+	MOVQ 104(R11), R11
+	LEAQ 192(R10), R12
+	MOVQ R9, R13
+	JMP  check5259
+
+next5258:
+	PREFETCHT0 (CX)(R12*4)
+	PREFETCHT0 (BX)(R12*4)
+	PREFETCHT0 (SI)(R12*4)
+	TESTQ      DI, DI
+	JEQ        kept5260
+	MOVQ       R10, R14
+	ANDQ       $0x0000003f, R14
+	VMOVDQU32  (CX)(R10*4), Z0
+	VMOVDQU32  Z0, 64(DI)(R14*4)
+	VMOVDQU32  (BX)(R10*4), Z0
+	VMOVDQU32  Z0, 320(DI)(R14*4)
+	VMOVDQU32  (SI)(R10*4), Z0
+	VMOVDQU32  Z0, 576(DI)(R14*4)
+	LEAQ       16(R10)(R8*1), R14
+	MOVQ       R14, (DI)
+
+kept5260:
+	VMOVUPS   (R11)(R10*4), Z0
+	VMOVUPS   Z0, (CX)(R10*4)
+	TESTQ     DX, DX
+	JNE       unusual5261
+	VPTESTMD  pattern00010000<>+0(SB), Z0, K1
+	VPADDD    pattern00007fff<>+0(SB), Z0, Z2
+	VCMPPS    $0x03, Z0, Z0, K2
+	VPADDD    pattern00000001<>+0(SB), Z2, K1, Z2
+	VMOVDQU32 pattern7fc00000<>+0(SB), K2, Z2
+	VPSRLD    $0x10, Z2, Z2
+	VPMOVDW   Z2, Y0
+	VMOVNTDQ  Y0, (AX)(R10*2)
+	JMP       stored5262
+
+unusual5261:
+	MOVQ      DX, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp165264
+	JA        fp325265
+	VPTESTMD  pattern00010000<>+0(SB), Z0, K1
+	VPADDD    pattern00007fff<>+0(SB), Z0, Z2
+	VCMPPS    $0x03, Z0, Z0, K2
+	VPADDD    pattern00000001<>+0(SB), Z2, K1, Z2
+	VMOVDQU32 pattern7fc00000<>+0(SB), K2, Z2
+	VPSRLD    $0x10, Z2, Z2
+	VPMOVDW   Z2, Y0
+	TESTQ     $0x00000004, DX
+	JNE       ordinary5268
+	VMOVNTDQ  Y0, (AX)(R10*2)
+	JMP       stored5267
+
+ordinary5268:
+	VMOVDQU32 Y0, (AX)(R10*2)
+
+stored5267:
+	JMP done5266
+
+fp165264:
+	VPXORD    Y1, Y1, Y1
+	VCVTPS2PH $0x00, Z0, Y1
+	TESTQ     $0x00000004, DX
+	JNE       ordinary5270
+	VMOVNTDQ  Y1, (AX)(R10*2)
+	JMP       stored5269
+
+ordinary5270:
+	VMOVDQU32 Y1, (AX)(R10*2)
+
+stored5269:
+	JMP done5266
+
+fp325265:
+done5266:
+stored5262:
+	VMOVUPS 1024(R11)(R10*4), Z0
+	VMOVUPS Z0, (BX)(R10*4)
+	VMOVUPS 2048(R11)(R10*4), Z0
+	VMOVUPS Z0, (SI)(R10*4)
+	ADDQ    $0x00000010, R10
+	ADDQ    $0x00000010, R12
+
+check5259:
+	CMPQ    R10, R13
+	JB      next5258
 	MOVQ    R10, R12
-	JMP     check5242
+	CMPQ    R13, R9
+	MOVQ    R9, R13
+	JB      next5258
+	SFENCE
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
 
-next5241:
-	PREFETCHT0    (R9)(R11*2)
-	VPMOVZXWD     (R9)(R8*2), Z0
+// func restoreMomentsAVX512(a *RetractionArguments)
+// Requires: AVX, AVX512F, MMX+, SSE
+TEXT ·restoreMomentsAVX512(SB), NOSPLIT, $8-8
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	MOVQ    a+0(FP), AX
+	MOVQ    32(AX), AX
+	MOVQ    a+0(FP), CX
+	MOVQ    40(CX), CX
+	MOVQ    a+0(FP), DX
+	MOVQ    104(DX), DX
+	MOVQ    a+0(FP), BX
+	MOVQ    72(BX), BX
+	MOVQ    a+0(FP), SI
+	MOVQ    80(SI), SI
+	MOVQ    a+0(FP), DI
+	MOVQ    64(DI), DI
+	MOVQ    a+0(FP), R8
+	MOVQ    96(R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    24(R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    88(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
+	CMPQ    R9, $0x01
+	JE      fp165272
+	JA      fp325273
+	XORQ    R9, R9
+	LEAQ    192(R9), R12
+	MOVQ    R11, R13
+	JMP     check5276
+
+next5275:
+	PREFETCHT0    (R10)(R12*2)
+	MOVQ          R9, R14
+	SHRQ          $0x03, R14
+	VPMOVZXWD     (R10)(R9*2), Z0
 	VPSLLD        $0x10, Z0, Z0
-	VMOVUPS       (DI)(R8*4), Z1
+	VMOVUPS       (DI)(R9*4), Z1
 	VMULPS        (AX), Z0, Z0
 	VFMADD231PS   64(AX), Z1, Z0
 	VMULPS        Z0, Z0, Z4
-	VMOVUPS       (BX)(R8*4), Z1
+	VMOVUPS       (BX)(R9*4), Z1
 	VCVTPS2PD     Y1, Z5
 	VEXTRACTF64X4 $0x01, Z1, Y6
 	VCVTPS2PD     Y6, Z6
@@ -3425,8 +4234,16 @@ next5241:
 	VPANDD        Z0, Z2, Z7
 	VPCMPEQD      Z0, Z7, K1
 	VPXORD        Z2, Z2, K1, Z2
-	VMOVDQU32     Z2, 1024(DX)(R8*4)
-	VMOVUPS       (SI)(R8*4), Z0
+	VMOVDQU32     pattern00000003<>+0(SB), Z0
+	VPSUBD        Z0, Z2, Z0
+	KMOVW         (R8)(R14*1), K1
+	VPADDD        pattern00000001<>+0(SB), Z0, K1, Z0
+	KMOVW         32(R8)(R14*1), K1
+	VPADDD        pattern00000002<>+0(SB), Z0, K1, Z0
+	KMOVW         64(R8)(R14*1), K1
+	VPADDD        pattern00000004<>+0(SB), Z0, K1, Z0
+	VMOVDQU32     Z0, 1024(DX)(R9*4)
+	VMOVUPS       (SI)(R9*4), Z0
 	VCVTPS2PD     Y0, Z1
 	VEXTRACTF64X4 $0x01, Z0, Y5
 	VCVTPS2PD     Y5, Z5
@@ -3447,33 +4264,41 @@ next5241:
 	VPANDD        Z1, Z3, Z6
 	VPCMPEQD      Z1, Z6, K1
 	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     Z3, 2048(DX)(R8*4)
-	ADDQ          $0x00000010, R8
-	ADDQ          $0x00000010, R11
+	VMOVDQU32     pattern00000001<>+0(SB), Z0
+	VPSUBD        Z0, Z3, Z0
+	KMOVW         96(R8)(R14*1), K1
+	VPADDD        pattern00000001<>+0(SB), Z0, K1, Z0
+	KMOVW         128(R8)(R14*1), K1
+	VPADDD        pattern00000002<>+0(SB), Z0, K1, Z0
+	VMOVDQU32     Z0, 2048(DX)(R9*4)
+	ADDQ          $0x00000010, R9
+	ADDQ          $0x00000010, R12
 
-check5242:
-	CMPQ R8, R12
-	JB   next5241
-	MOVQ R8, R11
-	CMPQ R12, R10
-	MOVQ R10, R12
-	JB   next5241
-	JMP  done5240
+check5276:
+	CMPQ R9, R13
+	JB   next5275
+	MOVQ R9, R12
+	CMPQ R13, R11
+	MOVQ R11, R13
+	JB   next5275
+	JMP  done5274
 
-fp165238:
-	XORQ R8, R8
-	LEAQ 192(R8), R11
-	MOVQ R10, R12
-	JMP  check5244
+fp165272:
+	XORQ R9, R9
+	LEAQ 192(R9), R12
+	MOVQ R11, R13
+	JMP  check5278
 
-next5243:
-	PREFETCHT0    (R9)(R11*2)
-	VCVTPH2PS     (R9)(R8*2), Z0
-	VMOVUPS       (DI)(R8*4), Z1
+next5277:
+	PREFETCHT0    (R10)(R12*2)
+	MOVQ          R9, R14
+	SHRQ          $0x03, R14
+	VCVTPH2PS     (R10)(R9*2), Z0
+	VMOVUPS       (DI)(R9*4), Z1
 	VMULPS        (AX), Z0, Z0
 	VFMADD231PS   64(AX), Z1, Z0
 	VMULPS        Z0, Z0, Z4
-	VMOVUPS       (BX)(R8*4), Z1
+	VMOVUPS       (BX)(R9*4), Z1
 	VCVTPS2PD     Y1, Z5
 	VEXTRACTF64X4 $0x01, Z1, Y6
 	VCVTPS2PD     Y6, Z6
@@ -3494,8 +4319,16 @@ next5243:
 	VPANDD        Z0, Z2, Z7
 	VPCMPEQD      Z0, Z7, K1
 	VPXORD        Z2, Z2, K1, Z2
-	VMOVDQU32     Z2, 1024(DX)(R8*4)
-	VMOVUPS       (SI)(R8*4), Z0
+	VMOVDQU32     pattern00000003<>+0(SB), Z0
+	VPSUBD        Z0, Z2, Z0
+	KMOVW         (R8)(R14*1), K1
+	VPADDD        pattern00000001<>+0(SB), Z0, K1, Z0
+	KMOVW         32(R8)(R14*1), K1
+	VPADDD        pattern00000002<>+0(SB), Z0, K1, Z0
+	KMOVW         64(R8)(R14*1), K1
+	VPADDD        pattern00000004<>+0(SB), Z0, K1, Z0
+	VMOVDQU32     Z0, 1024(DX)(R9*4)
+	VMOVUPS       (SI)(R9*4), Z0
 	VCVTPS2PD     Y0, Z1
 	VEXTRACTF64X4 $0x01, Z0, Y5
 	VCVTPS2PD     Y5, Z5
@@ -3516,33 +4349,41 @@ next5243:
 	VPANDD        Z1, Z3, Z6
 	VPCMPEQD      Z1, Z6, K1
 	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     Z3, 2048(DX)(R8*4)
-	ADDQ          $0x00000010, R8
-	ADDQ          $0x00000010, R11
+	VMOVDQU32     pattern00000001<>+0(SB), Z0
+	VPSUBD        Z0, Z3, Z0
+	KMOVW         96(R8)(R14*1), K1
+	VPADDD        pattern00000001<>+0(SB), Z0, K1, Z0
+	KMOVW         128(R8)(R14*1), K1
+	VPADDD        pattern00000002<>+0(SB), Z0, K1, Z0
+	VMOVDQU32     Z0, 2048(DX)(R9*4)
+	ADDQ          $0x00000010, R9
+	ADDQ          $0x00000010, R12
 
-check5244:
-	CMPQ R8, R12
-	JB   next5243
-	MOVQ R8, R11
-	CMPQ R12, R10
-	MOVQ R10, R12
-	JB   next5243
-	JMP  done5240
+check5278:
+	CMPQ R9, R13
+	JB   next5277
+	MOVQ R9, R12
+	CMPQ R13, R11
+	MOVQ R11, R13
+	JB   next5277
+	JMP  done5274
 
-fp325239:
-	XORQ R8, R8
-	LEAQ 192(R8), R11
-	MOVQ R10, R12
-	JMP  check5246
+fp325273:
+	XORQ R9, R9
+	LEAQ 192(R9), R12
+	MOVQ R11, R13
+	JMP  check5280
 
-next5245:
-	PREFETCHT0    (R9)(R11*4)
-	VMOVUPS       (R9)(R8*4), Z0
-	VMOVUPS       (DI)(R8*4), Z1
+next5279:
+	PREFETCHT0    (R10)(R12*4)
+	MOVQ          R9, R14
+	SHRQ          $0x03, R14
+	VMOVUPS       (R10)(R9*4), Z0
+	VMOVUPS       (DI)(R9*4), Z1
 	VMULPS        (AX), Z0, Z0
 	VFMADD231PS   64(AX), Z1, Z0
 	VMULPS        Z0, Z0, Z4
-	VMOVUPS       (BX)(R8*4), Z1
+	VMOVUPS       (BX)(R9*4), Z1
 	VCVTPS2PD     Y1, Z5
 	VEXTRACTF64X4 $0x01, Z1, Y6
 	VCVTPS2PD     Y6, Z6
@@ -3563,8 +4404,16 @@ next5245:
 	VPANDD        Z0, Z2, Z7
 	VPCMPEQD      Z0, Z7, K1
 	VPXORD        Z2, Z2, K1, Z2
-	VMOVDQU32     Z2, 1024(DX)(R8*4)
-	VMOVUPS       (SI)(R8*4), Z0
+	VMOVDQU32     pattern00000003<>+0(SB), Z0
+	VPSUBD        Z0, Z2, Z0
+	KMOVW         (R8)(R14*1), K1
+	VPADDD        pattern00000001<>+0(SB), Z0, K1, Z0
+	KMOVW         32(R8)(R14*1), K1
+	VPADDD        pattern00000002<>+0(SB), Z0, K1, Z0
+	KMOVW         64(R8)(R14*1), K1
+	VPADDD        pattern00000004<>+0(SB), Z0, K1, Z0
+	VMOVDQU32     Z0, 1024(DX)(R9*4)
+	VMOVUPS       (SI)(R9*4), Z0
 	VCVTPS2PD     Y0, Z1
 	VEXTRACTF64X4 $0x01, Z0, Y5
 	VCVTPS2PD     Y5, Z5
@@ -3585,19 +4434,25 @@ next5245:
 	VPANDD        Z1, Z3, Z6
 	VPCMPEQD      Z1, Z6, K1
 	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     Z3, 2048(DX)(R8*4)
-	ADDQ          $0x00000010, R8
-	ADDQ          $0x00000010, R11
+	VMOVDQU32     pattern00000001<>+0(SB), Z0
+	VPSUBD        Z0, Z3, Z0
+	KMOVW         96(R8)(R14*1), K1
+	VPADDD        pattern00000001<>+0(SB), Z0, K1, Z0
+	KMOVW         128(R8)(R14*1), K1
+	VPADDD        pattern00000002<>+0(SB), Z0, K1, Z0
+	VMOVDQU32     Z0, 2048(DX)(R9*4)
+	ADDQ          $0x00000010, R9
+	ADDQ          $0x00000010, R12
 
-check5246:
-	CMPQ R8, R12
-	JB   next5245
-	MOVQ R8, R11
-	CMPQ R12, R10
-	MOVQ R10, R12
-	JB   next5245
+check5280:
+	CMPQ R9, R13
+	JB   next5279
+	MOVQ R9, R12
+	CMPQ R13, R11
+	MOVQ R11, R13
+	JB   next5279
 
-done5240:
+done5274:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

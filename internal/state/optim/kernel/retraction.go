@@ -221,7 +221,7 @@ func (r *Retractor) foreseeBlock(c *Chunk, codes *planes) {
 	n := c.Len()
 	if r.callsKernels(n) {
 		clear(codes[:]) // the last block may be short
-		r.call(foreseeing, r.format.State, n, c, pointer(c.Master), codes)
+		r.foreseeInRegisters(c, codes)
 		return
 	}
 	r.was.load(r.format, c)
@@ -362,16 +362,10 @@ func (r *Retractor) Retract(s Set, f Format, constants *Constants, c Chunk, log 
 			continue
 		}
 		part := c.Slice(block, end)
-		if !r.retract(&part, codes, &list) {
+		if !r.restore(&part, codes, &list) {
 			return false
 		}
-		for at := max(block, first); at < end; at += f.granule() {
-			tile := c.Slice(at, min(at+f.granule(), end))
-			if u.bytes != nil {
-				u.keep(f, &tile, at)
-			}
-			r.put(&tile, at-block)
-		}
+		r.put(&part, block, max(block, first)-block, u)
 	}
 	return true
 }
@@ -396,29 +390,32 @@ type retractionPart uint8
 
 const (
 	foreseeing       retractionPart = iota // sets what the inverse makes of all numbers after an update, and codes them
-	invertingMaster                        // sets what it makes of the master weights of a block that was updated
-	invertingMoments                       // and of its moments, once the masters before are known
+	restoringMaster                        // sets what the master weights were before it
+	restoringMoments                       // and the moments, once the master weights are known
+	puttingBack                            // stores them all, with an undo log
 )
+
+// retractionKey names a kernel of a part of a retraction.
+type retractionKey struct {
+	set   Set
+	part  retractionPart
+	state abi.State
+}
 
 // callsKernels reports whether kernels that work in registers take a block of n elements.
 func (r *Retractor) callsKernels(n int) bool { return r.set.inRegisters() && n%abi.Group == 0 }
 
-// retract sets the state before an update that was made.
-func (r *Retractor) retract(c *Chunk, codes *planes, list *escapes) bool {
+// restore sets the state before an update that was made.
+func (r *Retractor) restore(c *Chunk, codes *planes, list *escapes) bool {
 	n := c.Len()
 	if r.callsKernels(n) {
-		r.call(invertingMaster, r.format.State, n, c, pointer(c.Master), nil)
-		if !r.decode(codes, abi.HatOfMaster, list) {
-			return false
-		}
-		before := (*float32)(unsafe.Pointer(&r.was[abi.HatOfMaster][0]))
-		r.call(invertingMoments, FP32, n, c, before, nil)
-		return r.decode(codes, abi.HatOfFirst, list) && r.decode(codes, abi.HatOfSecond, list)
+		return r.restoreInRegisters(c, codes, list)
 	}
 	r.after.load(r.set, r.format, c)
 	var p, g vector = r.after.weights[:n], r.after.gradient[:n]
 	r.invertMaster(n)
-	if !r.decode(codes, abi.HatOfMaster, list) {
+	r.decode(codes, abi.HatOfMaster)
+	if !r.takeEscapes(codes, abi.HatOfMaster, list) {
 		return false
 	}
 	for i := range p {
@@ -427,11 +424,13 @@ func (r *Retractor) retract(c *Chunk, codes *planes, list *escapes) bool {
 	r.set.mul(g, r.k[abi.GradScale], g)
 	r.set.fma(g, r.k[abi.L2Penalty], p, g)
 	r.invertMoments(n)
-	return r.decode(codes, abi.HatOfFirst, list) && r.decode(codes, abi.HatOfSecond, list)
+	r.decode(codes, abi.HatOfFirst)
+	r.decode(codes, abi.HatOfSecond)
+	return r.takeEscapes(codes, abi.HatOfFirst, list) && r.takeEscapes(codes, abi.HatOfSecond, list)
 }
 
-// decode sets what numbers were.
-func (r *Retractor) decode(from *planes, number int, list *escapes) bool {
+// decode sets what numbers were. Where a code says that there is an escape, the number is off by it.
+func (r *Retractor) decode(from *planes, number int) {
 	bytes, of, was, hat := from.bytes(), codesOf(number), &r.was[number], &r.hat[number]
 	for first := 0; first < Block; first += 8 {
 		eight := uint64(0)
@@ -443,10 +442,16 @@ func (r *Retractor) decode(from *planes, number int, list *escapes) bool {
 			eight >>= 8
 		}
 	}
+}
+
+// takeEscapes sets what numbers were that have no code. It reports false if the list has too few.
+func (r *Retractor) takeEscapes(from *planes, number int, list *escapes) bool {
+	of, was := codesOf(number), &r.was[number]
 	for word := range wordsOfBlock {
 		for escaped := from.escaped(of, word); escaped != 0; escaped &= escaped - 1 {
 			i, ok := 64*word+bits.TrailingZeros64(escaped), false
-			if was[i], ok = list.take(hat[i]); !ok {
+			hat := was[i] - of.escape() + of.reach()
+			if was[i], ok = list.take(hat); !ok {
 				return false
 			}
 		}
@@ -459,8 +464,24 @@ func spreadBits(b byte) uint64 {
 	return (uint64(b)*0x0101010101010101&0x8040201008040201 + 0x7f7f7f7f7f7f7f7f) >> 7 & 0x0101010101010101
 }
 
-// put stores the state before the update in a part of a block that begins at an element.
-func (r *Retractor) put(c *Chunk, at int) {
+// put stores the state before the update in a block, beginning at one of its elements, and keeps an undo log.
+func (r *Retractor) put(c *Chunk, block, start int, u Undo) {
+	n := c.Len()
+	if r.callsKernels(n) {
+		r.putInRegisters(c, block, start, u)
+		return
+	}
+	for at := start; at < n; at += r.format.granule() {
+		tile := c.Slice(at, min(at+r.format.granule(), n))
+		if u.bytes != nil {
+			u.keep(r.format, &tile, block+at)
+		}
+		r.putTile(&tile, at)
+	}
+}
+
+// putTile stores the state before the update in a tile, which begins at an element of the block.
+func (r *Retractor) putTile(c *Chunk, at int) {
 	n := c.Len()
 	copy(view[uint32](c.Moments[0].Data), r.was[abi.HatOfFirst][at:at+n])
 	copy(view[uint32](c.Moments[1].Data), r.was[abi.HatOfSecond][at:at+n])
@@ -475,4 +496,57 @@ func (r *Retractor) put(c *Chunk, at int) {
 	if r.format.hasParameter() {
 		r.set.store(Array{r.format.Parameter, bytesOf(c.Parameter)}, c.Master)
 	}
+}
+
+// arguments returns those of a kernel that works on the first n elements of a block: full groups.
+func (r *Retractor) arguments(n int, c *Chunk, codes *planes, numbers *stateOfBlock) abi.RetractionArguments {
+	return abi.RetractionArguments{
+		Elements:     n,
+		GradientKind: kind(r.format.Gradient),
+		CopyKind:     kind(r.format.Parameter),
+		Table:        r.table,
+		Wide:         &r.wide,
+		Parameter:    pointer(c.Parameter),
+		Low:          pointer(c.low()),
+		Master:       pointer(c.Master),
+		Moment1:      pointer(c.Moments[0].Data),
+		Moment2:      pointer(c.Moments[1].Data),
+		Gradient:     pointer(c.Gradient.Data),
+		Planes:       (*byte)(unsafe.Pointer(codes)),
+		Numbers:      &numbers[0][0],
+	}
+}
+
+// call has a kernel do a part of a retraction.
+func (r *Retractor) call(part retractionPart, state abi.State, a *abi.RetractionArguments) {
+	s := r.set
+	if s == AVX512BF16 {
+		s = AVX512
+	}
+	retraction(retractionKey{s, part, state}, a)
+}
+
+// foreseeInRegisters is [Retractor.foreseeBlock], for full groups.
+func (r *Retractor) foreseeInRegisters(c *Chunk, codes *planes) {
+	a := r.arguments(c.Len(), c, codes, &r.hat)
+	r.call(foreseeing, r.format.State, &a)
+}
+
+// restoreInRegisters is [Retractor.restore], for full groups.
+func (r *Retractor) restoreInRegisters(c *Chunk, codes *planes, list *escapes) bool {
+	a := r.arguments(c.Len(), c, codes, &r.was)
+	r.call(restoringMaster, r.format.State, &a)
+	if !r.takeEscapes(codes, abi.HatOfMaster, list) {
+		return false
+	}
+	a.Master = (*float32)(unsafe.Pointer(&r.was[abi.HatOfMaster][0]))
+	r.call(restoringMoments, FP32, &a)
+	return r.takeEscapes(codes, abi.HatOfFirst, list) && r.takeEscapes(codes, abi.HatOfSecond, list)
+}
+
+// putInRegisters is [Retractor.put], for full groups.
+func (r *Retractor) putInRegisters(c *Chunk, block, start int, u Undo) {
+	a := r.arguments(c.Len(), c, nil, &r.was)
+	a.First, a.Start, a.Undo = block, start, pointer(u.bytes)
+	r.call(puttingBack, r.format.State, &a)
 }

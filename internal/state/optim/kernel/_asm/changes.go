@@ -12,6 +12,9 @@ import (
 // ([abi.Arguments.Moves]). They are still in memory, in a line that the kernel has in the first-level cache. No branch
 // depends on what has changed: a processor would guess wrong for most parameters that change.
 func (s instructionSet) note(now reg.VecVirtual, parameter stream, index reg.Register) {
+	if s.restores {
+		return
+	}
 	noted, asked := label("noted"), argument("Moves")
 	TESTQ(asked, asked)
 	JEQ(LabelRef(noted))

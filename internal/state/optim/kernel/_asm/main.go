@@ -65,9 +65,10 @@ func main() {
 	for _, s := range []instructionSet{avx2, avx512} {
 		for _, state := range []abi.State{abi.Split, abi.FP32} {
 			s.foresee(state)
-			s.invertMaster(state)
+			s.restoreMaster(state)
+			s.putBack(state)
 		}
-		s.invertMoments()
+		s.restoreMoments()
 	}
 	if *stubs != "" {
 		if err := os.WriteFile(*stubs, []byte(dispatch()), 0o644); err != nil {
@@ -134,7 +135,7 @@ func stateName(s abi.State) string {
 // dispatch returns the Go side of the kernels. It writes out every call, because the compiler keeps arguments on the
 // stack only where it sees the callee.
 func dispatch() string {
-	var declarations, updates, traffics, foresees strings.Builder
+	var declarations, updates, traffics, retractions strings.Builder
 	declare := func(name string) {
 		fmt.Fprintf(&declarations, "//go:noescape\nfunc %s(a *abi.Arguments)\n\n", name)
 	}
@@ -163,17 +164,16 @@ func dispatch() string {
 		if s.extended {
 			continue
 		}
-		for _, state := range []abi.State{abi.Split, abi.FP32} {
-			name := foreseeName(state, s)
+		declareRetraction := func(part, name string, state abi.State) {
 			fmt.Fprintf(&declarations, "//go:noescape\nfunc %s(a *abi.RetractionArguments)\n\n", name)
-			fmt.Fprintf(&foresees, "\tcase retractionKey{%s, foreseeing, %d}:\n\t\t%s(a)\n", s.name, state, name)
-			name = invertMasterName(state, s)
-			fmt.Fprintf(&declarations, "//go:noescape\nfunc %s(a *abi.RetractionArguments)\n\n", name)
-			fmt.Fprintf(&foresees, "\tcase retractionKey{%s, invertingMaster, %d}:\n\t\t%s(a)\n", s.name, state, name)
+			fmt.Fprintf(&retractions, "\tcase retractionKey{%s, %s, %d}:\n\t\t%s(a)\n", s.name, part, state, name)
 		}
-		name := "invertMoments" + s.name
-		fmt.Fprintf(&declarations, "//go:noescape\nfunc %s(a *abi.RetractionArguments)\n\n", name)
-		fmt.Fprintf(&foresees, "\tcase retractionKey{%s, invertingMoments, %d}:\n\t\t%s(a)\n", s.name, abi.FP32, name)
+		for _, state := range []abi.State{abi.Split, abi.FP32} {
+			declareRetraction("foreseeing", foreseeName(state, s), state)
+			declareRetraction("restoringMaster", restoreMasterName(state, s), state)
+			declareRetraction("puttingBack", putBackName(state, s), state)
+		}
+		declareRetraction("restoringMoments", "restoreMoments"+s.name, abi.FP32)
 		fmt.Fprintf(&declarations, "//go:noescape\nfunc sumSquares%s(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)\n\n", s.name)
 		fmt.Fprintf(&declarations, "//go:noescape\nfunc sumPairs%s(n int, prefetching int, gradient *byte, sums *[2][16]float64)\n\n", s.name)
 		fmt.Fprintf(&declarations, "//go:noescape\nfunc sumWideSquares%s(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)\n\n", s.name)
@@ -208,7 +208,7 @@ func traffic(key trafficKey, a *abi.Arguments) {
 // retraction calls the kernel of a part of a retraction.
 func retraction(key retractionKey, a *abi.RetractionArguments) {
 	switch key {
-` + foresees.String() + `	default:
+` + retractions.String() + `	default:
 		panic("kernel: no such retraction")
 	}
 }
@@ -224,6 +224,7 @@ type instructionSet struct {
 	interleaved bool
 	// With VBMI and BF16, AVX-512 permutes bytes and rounds to bf16 in one instruction each.
 	extended bool
+	restores bool                      // what the kernel stores was there before: nobody asks what has changed
 	held     map[uint32]reg.VecVirtual // constants in registers
 	adds     **tally                   // of the loop that is being written; nil in it: the loop sums nothing
 }

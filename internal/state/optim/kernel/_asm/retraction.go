@@ -22,9 +22,7 @@ func (s instructionSet) foresee(state abi.State) {
 	n := f.length()
 	loopOfKind(kind, n, abi.PrefetchAhead(abi.MomentsBF16), abi.Group, func(kind int, index, ahead reg.Register) {
 		f.prefetch(kind, gradient, ahead)
-		place := GP64()
-		MOVQ(index, place)
-		SHRQ(U8(3), place)
+		place := f.place(index)
 		g, p := s.loadKind(kind, gradient, index, 0), f.load(index)
 		for i := range g {
 			f.update(i, p[i], g[i], index, place)
@@ -40,7 +38,7 @@ func (s instructionSet) beginRetraction(name string, state abi.State) (f foresig
 	TEXT(name, 4, "func(a *RetractionArguments)")
 	parts[name] = "retraction"
 	restore = flushDenormals()
-	f = foresight{instructionSet: s, table: argument("Table"), wide: argument("Wide"), hats: argument("Hats"),
+	f = foresight{instructionSet: s, table: argument("Table"), wide: argument("Wide"), numbers: argument("Numbers"),
 		moments: [2]stream{{argument("Moment1"), 4}, {argument("Moment2"), 4}}}
 	if state == abi.Split {
 		f.split = splitMaster{s, stream{argument("Parameter"), 2}, stream{argument("Low"), 2}}
@@ -55,20 +53,24 @@ func (f foresight) length() length {
 	return length{elements: elements, prefetching: elements}
 }
 
-func invertMasterName(state abi.State, s instructionSet) string {
-	return "invertMaster" + stateName(state) + s.name
+func restoreMasterName(state abi.State, s instructionSet) string {
+	return "restoreMaster" + stateName(state) + s.name
 }
 
-// invertMaster writes the kernel that sets what the inverse makes of the master weights of a block after an update.
-func (s instructionSet) invertMaster(state abi.State) {
-	f, restore := s.beginRetraction(invertMasterName(state, s), state)
+// restoreMaster writes the kernel that sets what master weights of a block were before an update. Where a code says that
+// there is an escape, the number is off by it.
+func (s instructionSet) restoreMaster(state abi.State) {
+	f, restore := s.beginRetraction(restoreMasterName(state, s), state)
+	f.planes = argument("Planes")
 	loop(f.length(), abi.PrefetchAhead(abi.MomentsBF16), abi.Group, func(index, ahead reg.Register) {
 		f.prefetchState(ahead)
+		place := f.place(index)
 		for i, p := range f.load(index) {
 			m, v := f.vector(), f.vector()
 			VMOVUPS(f.moments[0].at(index, i*f.lanes), m)
 			VMOVUPS(f.moments[1].at(index, i*f.lanes), v)
-			f.storeHat(i, f.invert(p, abi.StepSize, abi.WideStepSize, f.direction(m, v)), abi.HatOfMaster, index)
+			hat := f.invert(p, abi.StepSize, abi.WideStepSize, f.direction(m, v))
+			f.storeNumber(i, f.decode(i, hat, abi.HatOfMaster, place), abi.HatOfMaster, index)
 		}
 	})
 	restore()
@@ -76,24 +78,63 @@ func (s instructionSet) invertMaster(state abi.State) {
 	RET()
 }
 
-// invertMoments writes the kernel that sets what the inverse makes of the moments of a block after an update. The
-// argument for masters are the weights before the update.
-func (s instructionSet) invertMoments() {
-	f, restore := s.beginRetraction("invertMoments"+s.name, abi.FP32)
+// restoreMoments writes the kernel that sets what moments of a block were before an update. The argument for masters are
+// the weights before the update.
+func (s instructionSet) restoreMoments() {
+	f, restore := s.beginRetraction("restoreMoments"+s.name, abi.FP32)
+	f.planes = argument("Planes")
 	kind, gradient := argument("GradientKind"), argument("Gradient")
 	loopOfKind(kind, f.length(), abi.PrefetchAhead(abi.MomentsBF16), abi.Group, func(kind int, index, ahead reg.Register) {
 		f.prefetchKind(kind, gradient, ahead)
+		place := f.place(index)
 		g, p := s.loadKind(kind, gradient, index, 0), f.load(index)
 		for i := range g {
 			f.scale(p[i], g[i])
 			m, v, squares := f.vector(), f.vector(), f.vector()
 			VMULPS(g[i], g[i], squares)
 			VMOVUPS(f.moments[0].at(index, i*f.lanes), m)
-			f.storeHat(i, f.invert(m, abi.OneMinusBeta1, abi.WideOneMinusBeta1, g[i]), abi.HatOfFirst, index)
+			hat := f.invert(m, abi.OneMinusBeta1, abi.WideOneMinusBeta1, g[i])
+			f.storeNumber(i, f.decode(i, hat, abi.HatOfFirst, place), abi.HatOfFirst, index)
 			VMOVUPS(f.moments[1].at(index, i*f.lanes), v)
-			f.storeHat(i, f.invert(v, abi.OneMinusBeta2, abi.WideOneMinusBeta2, squares), abi.HatOfSecond, index)
+			hat = f.invert(v, abi.OneMinusBeta2, abi.WideOneMinusBeta2, squares)
+			f.storeNumber(i, f.decode(i, hat, abi.HatOfSecond, place), abi.HatOfSecond, index)
 		}
 	})
+	restore()
+	VZEROUPPER()
+	RET()
+}
+
+func putBackName(state abi.State, s instructionSet) string {
+	return "putBack" + stateName(state) + s.name
+}
+
+// putBack writes the kernel that stores the numbers of a part of a block, with an undo log.
+func (s instructionSet) putBack(state abi.State) {
+	name := putBackName(state, s)
+	TEXT(name, 4, "func(a *RetractionArguments)")
+	parts[name] = "retraction"
+	restore := flushDenormals()
+	s.restores = true
+	arrays := []array{s.master(state), s.moment(1, abi.MomentsFP32), s.moment(2, abi.MomentsFP32)}
+	log := s.undoLog(state, abi.MomentsFP32, arrays)
+	log.first = argument("First")
+	n := length{elements: argument("Elements"), start: argument("Start")}
+	n.prefetching = n.elements
+	numbers := argument("Numbers")
+	loop(n, abi.PrefetchAhead(abi.MomentsBF16), abi.Group, func(index, ahead reg.Register) {
+		for _, array := range arrays {
+			array.prefetch(ahead)
+		}
+		log.keep(index, abi.Group, abi.Group)
+		for i, of := range []int{abi.HatOfMaster, abi.HatOfFirst, abi.HatOfSecond} {
+			was := stream{numbers, 4}
+			arrays[i].store(s.registers(s.wide(was, index, of*abi.Block)), index)
+		}
+	})
+	for _, array := range arrays {
+		array.finish()
+	}
 	restore()
 	VZEROUPPER()
 	RET()
@@ -115,17 +156,57 @@ func (f foresight) direction(m, v reg.VecVirtual) reg.VecVirtual {
 	return u
 }
 
-func (f foresight) storeHat(i int, hat reg.VecVirtual, of int, index reg.Register) {
-	f.move(hat, Mem{Base: f.hats, Index: index, Scale: 4, Disp: 4*abi.Block*of + 4*i*f.lanes})
+func (f foresight) storeNumber(i int, number reg.VecVirtual, of int, index reg.Register) {
+	f.move(number, stream{f.numbers, 4}.at(index, of*abi.Block+i*f.lanes))
 }
+
+// place returns where the codes of a group are in each plane: the byte.
+func (foresight) place(index reg.Register) reg.Register {
+	place := GP64()
+	MOVQ(index, place)
+	SHRQ(U8(3), place)
+	return place
+}
+
+// plane returns the codes of a vector in a plane.
+func (f foresight) plane(plane, i int, place reg.Register) Mem {
+	return Mem{Base: f.planes, Index: place, Scale: 1, Disp: plane*abi.Block/8 + i}
+}
+
+// decode returns what numbers were, from what the inverse makes of them.
+func (f foresight) decode(i int, hat reg.VecVirtual, hatOf int, place reg.Register) reg.VecVirtual {
+	of := abi.RetractionCodes[hatOf]
+	was := f.vector()
+	f.move(integer(1<<(of.Bits-1)-1), was)
+	VPSUBD(was, hat, was)
+	for bit := range of.Bits {
+		from := f.plane(of.Plane+bit, i, place)
+		if f.lanes == 16 {
+			mask := K()
+			KMOVW(from, mask)
+			VPADDD(integer(1<<bit), was, mask, was)
+			continue
+		}
+		ones := f.vector()
+		VPBROADCASTB(from, ones)
+		VPAND(bitOfLanes(), ones, ones)
+		VPCMPEQD(bitOfLanes(), ones, ones)
+		VPSLLD(U8(bit), ones, ones) // -1 or 0, times the bit
+		VPSUBD(ones, was, was)
+	}
+	return was
+}
+
+// bitOfLanes has the bit of each of eight lanes.
+func bitOfLanes() Mem { return table("bitOfLanes", []uint32{1, 2, 4, 8, 16, 32, 64, 128}) }
 
 // foresight is what the kernel works with.
 type foresight struct {
 	instructionSet
-	table, wide, planes, hats reg.Register
-	split                     splitMaster
-	master                    stream
-	moments                   [2]stream
+	table, wide, planes, numbers reg.Register
+	split                        splitMaster
+	master                       stream
+	moments                      [2]stream
 }
 
 func (f foresight) row(i int) Mem { return Mem{Base: f.table, Disp: 4 * abi.Group * i} }
@@ -187,7 +268,7 @@ func (f foresight) note(
 	i int, after reg.VecVirtual, row, wide int, added reg.VecVirtual, was Op, hatOf int, index, place reg.Register,
 ) {
 	hat := f.invert(after, row, wide, added)
-	f.storeHat(i, hat, hatOf, index)
+	f.storeNumber(i, hat, hatOf, index)
 	code := f.vector()
 	f.move(was, code)
 	VPSUBD(hat, code, code)
@@ -195,7 +276,7 @@ func (f foresight) note(
 	VPADDD(integer(1<<(of.Bits-1)-1), code, code)
 	VPMINUD(integer(1<<of.Bits-1), code, code)
 	for bit := range of.Bits {
-		to := Mem{Base: f.planes, Index: place, Scale: 1, Disp: (of.Plane+bit)*abi.Block/8 + i}
+		to := f.plane(of.Plane+bit, i, place)
 		if f.lanes == 16 {
 			mask := K()
 			VPTESTMD(integer(1<<bit), code, mask)

@@ -13,8 +13,9 @@ type undoLog struct {
 	instructionSet
 	log     reg.Register
 	streams []stream
-	rings   []int // of the streams
-	headers int   // the ring of the headers
+	rings   []int        // of the streams
+	headers int          // the ring of the headers
+	first   reg.Register // the element of the chunk at which the streams begin; nil for 0
 }
 
 func (s instructionSet) undoLog(state abi.State, moments abi.MomentType, arrays []array) undoLog {
@@ -39,7 +40,11 @@ func (u undoLog) keep(index reg.Register, elements, tile int) {
 	MOVQ(index, place)
 	ANDQ(U32(abi.UndoTiles*tile-1), place)
 	u.copy(index, place, elements)
-	LEAQ(Mem{Base: index, Disp: elements}, end)
+	if u.first == nil {
+		LEAQ(Mem{Base: index, Disp: elements}, end)
+	} else {
+		LEAQ(Mem{Base: index, Index: u.first, Scale: 1, Disp: elements}, end)
+	}
 	MOVQ(end, Mem{Base: u.log})
 	Label(kept)
 }

@@ -280,10 +280,12 @@ const WideLanes = 8
 // WideTable holds constants in binary64, each repeated for every lane.
 type WideTable [WideRows][WideLanes]float64
 
-// RetractionArguments are the arguments of the kernels that prepare the retraction of a block. Streams that a kernel
-// does not use are nil.
+// RetractionArguments are the arguments of the kernels that retract the update of a block, or prepare that. Streams that
+// a kernel does not use are nil.
 type RetractionArguments struct {
+	Start        int // where to begin, for the kernel that stores
 	Elements     int // full groups, of one block
+	First        int // the element of the chunk at which the block begins
 	GradientKind int
 	Table        *Table
 	Wide         *WideTable
@@ -294,5 +296,7 @@ type RetractionArguments struct {
 	Moment2      *byte
 	Gradient     *byte
 	Planes       *byte
-	Hats         *uint32 // of a block each
+	Numbers      *uint32 // in the order of Hats, each of a block
+	CopyKind     int
+	Undo         *byte // or nil
 }
