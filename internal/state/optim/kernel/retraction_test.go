@@ -256,35 +256,63 @@ func TestRetractionBytes(t *testing.T) {
 	}
 }
 
-// BenchmarkRetraction measures what it takes to prepare a retraction, and to make an update and retract it, beside an
-// update alone. The chunk stays in the second-level cache.
+// BenchmarkRetraction measures what it takes to prepare a retraction and make an update, and to make an update and
+// retract it, beside an update alone: of one chunk, which stays in the second-level cache, and of many from memory.
 func BenchmarkRetraction(b *testing.B) {
-	f := Format{Adam, Split, MomentsFP32, dtype.BF16, dtype.BF16}
-	const n = 32 << 10
-	constants, was, c := steps(Adam)[1], newChunk(b, f, n, 0), newChunk(b, f, n, 0)
-	fillTrained(rand.New(rand.NewPCG(1, 3)), f, was, &constants)
-	log, undo, r := RetractionIn(make([]byte, RetractionBytes(n))), UndoIn(make([]byte, f.UndoBytes())), new(Retractor)
-	for _, set := range Available() {
-		copyChunk(c, was)
-		for _, pass := range []struct {
-			name string
-			run  func() bool
-		}{
-			{"prepare", func() bool { return r.Prepare(set, f, &constants, c, log) }},
-			{"update-and-retract", func() bool {
-				set.UpdateLogged(f, &constants, c, 0, undo)
-				return r.Retract(set, f, &constants, c, log, 0, undo)
-			}},
-			{"update", func() bool { set.UpdateLogged(f, &constants, c, 0, undo); return true }},
-		} {
-			b.Run(fmt.Sprintf("impl=%v/pass=%s", set, pass.name), func(b *testing.B) {
-				for b.Loop() {
-					if !pass.run() {
-						b.Fatal("the update cannot be retracted")
+	for _, many := range []int{1, 512} {
+		bench := newRetractionBench(b, many)
+		for _, set := range Available() {
+			for _, pass := range []string{"update", "prepare-and-update", "update-and-retract"} {
+				b.Run(fmt.Sprintf("chunks=%d/impl=%v/pass=%s", many, set, pass), func(b *testing.B) {
+					for i := 0; b.Loop(); i++ {
+						if !bench.run(set, pass, i%many) {
+							b.Fatal("the update cannot be retracted")
+						}
 					}
-				}
-				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/parameter")
-			})
+					b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/retractionBenchLength, "ns/parameter")
+				})
+			}
 		}
 	}
+}
+
+// retractionBench has chunks that are alike, and what retracts an update of each.
+type retractionBench struct {
+	format    Format
+	constants Constants
+	chunks    []Chunk
+	logs      []Retraction
+	undo      Undo
+	retractor *Retractor
+}
+
+const retractionBenchLength = 32 << 10
+
+func newRetractionBench(b *testing.B, many int) *retractionBench {
+	f := Format{Adam, Split, MomentsFP32, dtype.BF16, dtype.BF16}
+	bench := &retractionBench{format: f, constants: steps(Adam)[1], undo: UndoIn(make([]byte, f.UndoBytes())),
+		retractor: new(Retractor)}
+	for i := range many {
+		c := newChunk(b, f, retractionBenchLength, 0)
+		if i == 0 {
+			fillTrained(rand.New(rand.NewPCG(1, 3)), f, c, &bench.constants)
+		} else {
+			copyChunk(c, bench.chunks[0])
+		}
+		bench.chunks = append(bench.chunks, c)
+		bench.logs = append(bench.logs, RetractionIn(make([]byte, RetractionBytes(c.Len()))))
+	}
+	return bench
+}
+
+func (r *retractionBench) run(set Set, pass string, i int) bool {
+	c, ok := r.chunks[i], true
+	if pass == "prepare-and-update" {
+		ok = r.retractor.Prepare(set, r.format, &r.constants, c, r.logs[i])
+	}
+	set.UpdateLogged(r.format, &r.constants, c, 0, r.undo)
+	if pass == "update-and-retract" {
+		ok = r.retractor.Retract(set, r.format, &r.constants, c, r.logs[i], 0, r.undo)
+	}
+	return ok
 }
