@@ -269,7 +269,7 @@ func BenchmarkRetraction(b *testing.B) {
 							b.Fatal("the update cannot be retracted")
 						}
 					}
-					b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/retractionBenchLength, "ns/parameter")
+					b.ReportMetric(float64(b.Elapsed())/float64(b.N)/retractionBenchLength, "ns/parameter")
 				})
 			}
 		}

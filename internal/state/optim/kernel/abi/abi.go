@@ -280,8 +280,8 @@ const WideLanes = 8
 // WideTable holds constants in binary64, each repeated for every lane.
 type WideTable [WideRows][WideLanes]float64
 
-// RetractionArguments are the arguments of the kernels that retract the update of a block, or prepare that. Streams that
-// a kernel does not use are nil.
+// RetractionArguments are the arguments of the kernels that retract the update of a block, or prepare that. Streams
+// that a kernel does not use are nil.
 type RetractionArguments struct {
 	Start        int // where to begin, for the kernel that stores
 	Elements     int // full groups, of one block
