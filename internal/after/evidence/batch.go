@@ -81,11 +81,10 @@ var batchPatterns = []pattern{
 		},
 	},
 	{ // Kubernetes in any of its texts, where the document could not be read as a whole
-		name:     "Kubernetes: killed for memory",
-		literals: []string{"OOMKilled", "OOMKilling"},
-		expression: `(?:[Rr]eason"?: *"?OOMKilled|^\S+\s+\d+/\d+\s+OOMKilled\s|\bOOMKilled"?[:=] ?(?P<docker>true)\b|` +
-			`\sOOMKilling\s)`,
-		kind: Kubernetes,
+		name:       "Kubernetes: killed for memory",
+		literals:   []string{"OOMKilled", "OOMKilling"},
+		expression: `(?:[Rr]eason"?: *"?OOMKilled|\bOOMKilled"?[:=] ?(?P<docker>true)\b|\sOOMKilling\s)`,
+		kind:       Kubernetes,
 		fact: func(m *match) Fact {
 			if m.get("docker") != "" {
 				return BatchKill{By: "Docker"}
@@ -319,9 +318,10 @@ var batchPatterns = []pattern{
 		name: "a container or a job was killed for memory",
 		literals: []string{"OOM Killed", "OOM-killed", "OOM killed", "oom-killed", "killed due to memory usage",
 			"Memory cgroup out of memory: killed", "beyond the 'PHYSICAL' memory limit", "erminated due to OOM",
-			"OOMKilled: ", "for exceeding memory limits"},
+			"OOMKilled: ", "for exceeding memory limits", "ontainer exceeded", "ontainer has exceeded"},
 		expression: `\b(?:OOM|oom)[- ][Kk]illed\b|[Cc]ontainer killed due to memory usage|\b[Tt]erminated due to OOM\b|` +
 			`\bOOMKilled: [A-Z]|[Cc]ontainer killed by YARN for exceeding memory limits|` +
+			`\b[Cc]ontainer (?:has )?exceeded (?:its |the )?memory limit\b|` +
 			`Memory cgroup out of memory: killed \d+ task|beyond the 'PHYSICAL' memory limit`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact {

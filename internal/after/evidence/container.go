@@ -10,8 +10,21 @@ import (
 	"plimsoll/internal/input/recipe/strict"
 )
 
-// containerPatterns are the outputs of kubectl describe.
+// containerPatterns are the outputs of kubectl describe and kubectl get.
 var containerPatterns = []pattern{
+	{ // kubectl: pkg/printers/internalversion/printers.go
+		name:     "kubectl get pods",
+		literals: []string{"OOMKilled", "Evicted", "Preempted", "DeadlineExceeded", "NodeLost", "NodeShutdown"},
+		expression: `^\s*(?:\S+\s+){1,2}\d+/\d+\s+(?:Init:)?` +
+			`(?P<status>OOMKilled|Evicted|Preempted|DeadlineExceeded|NodeLost|NodeShutdown)\s+\d+\s`,
+		kind: Kubernetes,
+		fact: func(m *match) Fact {
+			if m.get("status") == "OOMKilled" {
+				return BatchKill{By: "Kubernetes"}
+			}
+			return podEnd(m.get("status"), "")
+		},
+	},
 	{ // kubectl: pkg/describe/describe.go
 		name:       "kubectl describe: state",
 		literals:   []string{"State:"},

@@ -220,12 +220,6 @@ var launcherPatterns = []pattern{
 		expression: `exits with return code = (?P<code>-?\d+)`,
 		kind:       TrainerLog, fact: ended("DeepSpeed"),
 	},
-	{ // deepspeed/launcher/launch.py: all ranks, with the one that has ended
-		name:       "DeepSpeed kills",
-		literals:   []string{"Killing subprocess"},
-		expression: `Killing subprocess (?P<pid>\d+)`,
-		kind:       TrainerLog, fact: func(*match) Fact { return nil },
-	},
 	{ // deepspeed/launcher/launch.py
 		name:       "DeepSpeed was ended",
 		literals:   []string{"Main process received"},

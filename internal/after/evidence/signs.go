@@ -82,6 +82,13 @@ var signPatterns = []pattern{
 			`(?i:\bdevice[ _]?(?:has been )?lost\b)`,
 		kind: Unknown, fact: signOf(0),
 	},
+	{ // deepspeed/launcher/launch.py, which kills all ranks; shells; kubectl get pods
+		name:     "sign of a launcher",
+		literals: []string{"Killing subprocess", "Killed ", "Error", "BackOff", "Err", "Container", "Signal:", "ExitCode:"},
+		expression: `Killing subprocess \d+|^Killed \S*python|^\s*(?:\S+\s+){1,2}\d+/\d+\s+(?:Init:)?` +
+			`(?:\w*Error|\w*BackOff|Err\w+|ContainerStatusUnknown|ContainerCannotRun|Signal:\d+|ExitCode:\d+)\s+\d+\s`,
+		kind: Unknown, fact: signOf(0),
+	},
 	{ // libc's assert of BSD and macOS; workers of Dask; zsh's word on a job, behind a line that has not ended
 		name:     "sign of an assertion",
 		literals: []string{"Assertion failed: ", " abort  ", " killed  ", " segmentation fault  ", " died"},
@@ -144,10 +151,11 @@ var signPatterns = []pattern{
 	{ // levels of loggers
 		name: "sign of an error",
 		literals: []string{"ERROR", "CRITICAL", "Error", "error:", "failed", "Failed", "FAILED", "nsuccessful",
-			"process disappeared", "[E:", "on-zero status code"},
+			"process disappeared", "[E:", "on-zero status code", "'Connection aborted.'"},
 		expression: `\b(?:ERROR|CRITICAL)\b|^(?:\w+: )?(?:[Ee]rror|fatal): |\bfailed (?:to|with)\b|^Failed\b|` +
 			`: Failed\. Reason: |\bprocess disappeared\b|` +
-			`\b[Uu]nsuccessful\b|\bstatus['"]?[:=] ?['"]?failed\b|\[E:\w+|\b[Nn]on-zero status code returned\b`,
+			`\b[Uu]nsuccessful\b|\bstatus['"]?[:=] ?['"]?failed\b|\[E:\w+|\b[Nn]on-zero status code returned\b|` +
+			`\('Connection aborted\.', `,
 		kind: Unknown, fact: signOf(faintReach),
 	},
 }
