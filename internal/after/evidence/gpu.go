@@ -370,6 +370,10 @@ func gpuOutOfMemory(m *match) Fact {
 	}
 	if other := m.size("other", 1); other.Known { // what Metal has allocated for this process beside PyTorch
 		f.Reserved, f.Self = f.Allocated, Size{Bytes: f.Allocated.Bytes + other.Bytes, Known: true}
+		// Sizes are rounded, to a hundredth of a GB. Metal refuses below its limit where a virtual machine has no GPU.
+		if room := f.Allowed.Bytes - f.Self.Bytes; f.Requested.Known && room > f.Requested.Bytes+f.Allowed.Bytes/100 {
+			f.Free = Size{Bytes: room, Known: true}
+		}
 	}
 	if slack := m.size("slack", 1); slack.Known && f.Allocated.Known {
 		f.Reserved = Size{Bytes: f.Allocated.Bytes + slack.Bytes, Known: true}

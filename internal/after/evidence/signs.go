@@ -83,10 +83,12 @@ var signPatterns = []pattern{
 		kind: Unknown, fact: signOf(0),
 	},
 	{ // deepspeed/launcher/launch.py, which kills all ranks; shells; kubectl get pods
-		name:     "sign of a launcher",
-		literals: []string{"Killing subprocess", "Killed ", "Error", "BackOff", "Err", "Container", "Signal:", "ExitCode:"},
+		name: "sign of a launcher",
+		literals: []string{"Killing subprocess", "Killed ", "Error", "BackOff", "Err", "Container", "Signal:",
+			"ExitCode:"},
 		expression: `Killing subprocess \d+|^Killed \S*python|^\s*(?:\S+\s+){1,2}\d+/\d+\s+(?:Init:)?` +
-			`(?:\w*Error|\w*BackOff|Err\w+|ContainerStatusUnknown|ContainerCannotRun|Signal:\d+|ExitCode:\d+)\s+\d+\s`,
+			`(?:\w*Error|\w*BackOff|Err\w+|ContainerStatusUnknown|ContainerCannotRun|Signal:\d+|ExitCode:\d+)` +
+			`\s+\d+\s`,
 		kind: Unknown, fact: signOf(0),
 	},
 	{ // libc's assert of BSD and macOS; workers of Dask; zsh's word on a job, behind a line that has not ended

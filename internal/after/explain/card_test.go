@@ -145,3 +145,24 @@ func TestLastLinesOfKills(t *testing.T) {
 		t.Errorf("%d lines say that a process was killed, expected 10 or more", found)
 	}
 }
+
+// TestMetalBelowItsLimit: where the sizes of MPS leave room for the request, its limit is not the cause.
+func TestMetalBelowItsLimit(t *testing.T) {
+	for text, want := range map[string]struct {
+		detail string
+		sure   Confidence
+	}{
+		"(MPS allocated: 0 bytes, other allocations: 0 bytes, max allowed: 7.93 GB). Tried to allocate 256 bytes": {
+			"", Likely},
+		"(MPS allocated: 8.89 GB, other allocations: 172.98 MB, max allowed: 9.07 GB). Tried to allocate 6.25 MB": {
+			"capacity", Certain},
+		"(MPS allocated: 1.45 GB, other allocations: 7.42 GB, max allowed: 9.07 GB). Tried to allocate 563.62 MB": {
+			"memory outside PyTorch", Certain},
+	} {
+		e := explained(t, "RuntimeError: MPS backend out of memory "+text+" on shared pool.\n")
+		if e.Cause.Resource != GPU || e.Cause.Detail != want.detail || e.Confidence != want.sure {
+			t.Errorf("%s is %s, %q, %s (%s); want gpu, %q, %s", text, e.Cause.Resource, e.Cause.Detail, e.Confidence,
+				e.Cause.Text, want.detail, want.sure)
+		}
+	}
+}

@@ -38,9 +38,12 @@ func outside(f evidence.GPUOutOfMemory) ledger.Bytes {
 func missing(f evidence.GPUOutOfMemory) ledger.Bytes { return max(f.Requested.Bytes-f.Free.Bytes, 0) }
 
 func capped(_ *scene, f evidence.GPUOutOfMemory) bool {
-	return f.Allowed.Known && (enoughFree(nil, f) || f.Reserved.Known &&
+	return f.Allowed.Known && !onMetal(nil, f) && (enoughFree(nil, f) || f.Reserved.Known &&
 		f.Reserved.Bytes+f.Requested.Bytes > f.Allowed.Bytes && f.Allowed.Bytes < f.Total.Bytes)
 }
+
+// onMetal reports whether an Apple GPU ran out. Its allocator's limit is PYTORCH_MPS_HIGH_WATERMARK_RATIO.
+func onMetal(_ *scene, f evidence.GPUOutOfMemory) bool { return f.Backend == "MPS" }
 
 // relevantShare is the part of a GPU, as a divisor, from which on reserved memory without tensors is worth a change.
 const relevantShare = 50

@@ -99,13 +99,17 @@ var rules = []rule{
 		row[evidence.GPUOutOfMemory]{besideOthers, GPU, "another process", Certain, gpuText(
 			"other processes held %v of the same GPU", others)},
 		row[evidence.GPUOutOfMemory]{func(s *scene, f evidence.GPUOutOfMemory) bool {
-			return f.Backend == "MPS" && outsidePyTorch(s, f)
+			return onMetal(s, f) && outsidePyTorch(s, f)
 		}, GPU, "memory outside PyTorch", Certain, gpuText("this process held %v of Metal's memory outside of "+
 			"PyTorch's allocator", outside)},
 		row[evidence.GPUOutOfMemory]{outsidePyTorch, GPU, "memory outside PyTorch", Certain, gpuText(
 			"this process held %v outside of PyTorch's allocator, as NCCL, cuDNN and CUDA graphs do", outside)},
 		row[evidence.GPUOutOfMemory]{besideUnlisted, GPU, "another process", Likely, gpuText(
 			"%v of the GPU were in use and not PyTorch's, by other processes or by this one's libraries", unlisted)},
+		row[evidence.GPUOutOfMemory]{func(s *scene, f evidence.GPUOutOfMemory) bool {
+			return onMetal(s, f) && enoughFree(s, f)
+		}, GPU, "", Likely, gpuText("Metal refused it with %v left of PyTorch's limit, as it does in a virtual "+
+			"machine without a GPU, or where other programs hold the memory", free)},
 		row[evidence.GPUOutOfMemory]{enoughFree, GPU, "free memory at the failure", Likely, gpuText(
 			"%v were free when PyTorch looked: another process may have freed them in between, or a limit holds",
 			free)},
