@@ -268,6 +268,14 @@ test-slurm: build ## Run jobs under a real Slurm on this host (root; installs it
 test-numa: ## Run tests on an emulated machine with three NUMA nodes (installs QEMU on Debian as root)
 	scripts/test-numa
 
+.PHONY: test-power-loss
+test-power-loss: ## Lose power after every operation of a save, on a file system of the test's own (Linux, /dev/fuse)
+	$(GO) -C internal/state/checkpoint/powerloss test -count=1 -short ./...
+
+.PHONY: test-power-loss-all
+test-power-loss-all: ## Lose power there 20 times after every operation, each time with other remains (3 minutes)
+	$(GO) -C internal/state/checkpoint/powerloss test -count=1 -timeout 60m ./...
+
 .PHONY: test-nfs
 test-nfs: ## Run the tests of checkpoints on NFS, on an emulated machine (installs QEMU on Debian as root)
 	scripts/test-nfs
@@ -293,6 +301,7 @@ lint: ## Check format, vet, staticcheck and generated files
 	$(GO) -C packaging test ./...
 	$(GO) -C browser vet ./...
 	$(GO) -C cmd/accuracy vet ./...
+	$(GO) -C internal/state/checkpoint/powerloss vet ./...
 	staticcheck=$$($(TOOL) -n staticcheck) && cd experiments && $$staticcheck ./... && cd ../cmd/accuracy && \
 		$$staticcheck ./...
 	$(GO) vet scripts/_guest/init.go
@@ -301,6 +310,7 @@ lint: ## Check format, vet, staticcheck and generated files
 	$(GO) -C experiments mod tidy -diff
 	$(GO) -C browser mod tidy -diff
 	$(GO) -C cmd/accuracy mod tidy -diff
+	$(GO) -C internal/state/checkpoint/powerloss mod tidy -diff
 	$(GO) mod verify
 
 .PHONY: licenses

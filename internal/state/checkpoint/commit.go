@@ -164,7 +164,7 @@ func replaceInTwo(folder, path string) error {
 	if err != nil {
 		return err
 	}
-	return os.RemoveAll(gone)
+	return removeAside(gone)
 }
 
 // exchange marks the older of two folders and puts the newer in its place, in one
@@ -187,13 +187,26 @@ func discard(folder string) error {
 	if err != nil {
 		return err
 	}
-	return os.RemoveAll(gone)
+	return removeAside(gone)
 }
 
 // putAside gives a folder the name of a folder that is being removed.
 func putAside(folder string) (gone string, err error) {
 	gone = filepath.Join(filepath.Dir(folder), discardedPrefix+strings.TrimPrefix(filepath.Base(folder), SavingPrefix))
-	return gone, errors.Join(os.RemoveAll(gone), os.Rename(folder, gone))
+	return gone, errors.Join(removeAside(gone), os.Rename(folder, gone))
+}
+
+// removeAside removes a folder that was put aside, once its name is on the disk. File systems need not keep the order
+// of names in different folders: after a loss of power the folder may have its old name again, which must not stand for
+// half of a checkpoint.
+func removeAside(gone string) error {
+	if !Exists(gone) {
+		return nil
+	}
+	if err := files.SyncFolder(filepath.Dir(gone)); err != nil {
+		return err
+	}
+	return os.RemoveAll(gone)
 }
 
 // sweep removes folders that were begun before a step and never became a checkpoint,
