@@ -386,8 +386,9 @@ class Delta:
     def save(self, folder: Union[str, "os.PathLike[str]"]) -> List[str]:
         """Writes each message to a file of its own in a folder, which ``plimsoll delta apply`` takes.
 
-        A file is whole or not there. Its name has the step and a digest of the names and ranges of the parameters, so ranks and
-        optimizers may share a folder. A training that begins anew needs a folder of its own. Returns the paths.
+        A file is whole or not there, and once this returns it outlives a loss of power. Its name has the step and a digest of
+        the names and ranges of the parameters, so ranks and optimizers may share a folder. A training that begins anew needs a
+        folder of its own. Returns the paths.
         """
         os.makedirs(folder, exist_ok=True)
         paths = []
@@ -401,6 +402,11 @@ class Delta:
                 os.fsync(file.fileno())
             os.replace(beside, path)
             paths.append(path)
+        names = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(names)
+        finally:
+            os.close(names)
         return paths
 
     def patches(self) -> Iterator[Dict[str, Any]]:

@@ -244,6 +244,24 @@ def test_files_follow(tmp_path):
     assert "at step 3 already" in apply(tmp_path / "deltas", tmp_path / "model")
 
 
+def test_files_are_on_the_disk(tmp_path, monkeypatch):
+    """What is saved is brought to the disk, and then its name."""
+    model = GPT().to(torch.bfloat16)
+    optimizer = moved(model)
+    train(model, optimizer, 0)
+    delta, brought, fsync = optimizer.delta(), [], os.fsync
+
+    def noted(descriptor):
+        brought.append((os.readlink(f"/proc/self/fd/{descriptor}"), sorted(os.listdir(tmp_path))))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    (path,) = delta.save(tmp_path)
+    (data, before), (names, after) = brought
+    assert [os.path.basename(data)] == before and data != path
+    assert (names, after) == (str(tmp_path), [os.path.basename(path)])
+
+
 def test_optimizers_share_a_folder(tmp_path):
     """Each has messages of its own, and a file takes both."""
     model = GPT().to(torch.bfloat16)
