@@ -268,6 +268,16 @@ var rules = []rule{
 			Unknown, func(f evidence.WorkerEnded) string {
 				return fmt.Sprintf("lost a worker of %s, and nothing here says what ended that process", f.Of)
 			}},
+		row[evidence.WorkerEnded]{func(_ *scene, f evidence.WorkerEnded) bool {
+			return workerFault.MatchString(f.Signal)
+		}, NotMemory, "", Likely, func(f evidence.WorkerEnded) string {
+			return fmt.Sprintf("lost a worker of its data loader, which crashed (%s): an error of the program or of a "+
+				"library, and not of memory", strings.ToLower(f.Signal))
+		}},
+		row[evidence.WorkerEnded]{func(_ *scene, f evidence.WorkerEnded) bool {
+			return mannerOfWorker(f.Signal) == killed
+		}, Undetermined, "", Unknown, says[evidence.WorkerEnded]("lost a worker of its data loader, which was killed " +
+			"by SIGKILL, and nothing here says by whom")},
 		row[evidence.WorkerEnded]{nil, Undetermined, "", Unknown, says[evidence.WorkerEnded]("lost a worker of its " +
 			"data loader, and nothing here says what killed the worker")},
 	),
@@ -495,6 +505,9 @@ func endedText(f evidence.ProcessEnded) string {
 	}
 	return fmt.Sprintf("ended with exit code %d, and nothing here says why", f.ExitCode)
 }
+
+// workerFault are the signals of a worker that has crashed by an instruction that it could not execute.
+var workerFault = lazyregexp.New(`(?i)segmentation fault|illegal instruction|floating point`)
 
 // isFault reports whether a process has crashed by an instruction that it could not execute.
 func isFault(f evidence.ProcessEnded) bool {

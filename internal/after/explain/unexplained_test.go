@@ -44,6 +44,8 @@ func TestNoneNeedsEvidence(t *testing.T) {
 		"trainer-0   0/1   CrashLoopBackOff   3 (12s ago)   2m29s\n":                                     Undetermined,
 		"trainer-0   1/1   Running   3 (12s ago)   2m29s\n":                                              None,
 		"[INFO] [launch.py:319:sigkill_handler] Killing subprocess 410126\n":                             Undetermined,
+		"RuntimeError: DataLoader worker (pid 25902) is killed by signal: Segmentation fault\n":          NotMemory,
+		"RuntimeError: DataLoader worker (pid 25902) is killed by signal: Killed. \n":                    Undetermined,
 		"Killed python3 ./finetune/lora/train.py\n":                                                      Undetermined,
 		"('Connection aborted.', RemoteDisconnected('Remote end closed connection without response'))\n": Undetermined,
 		"Runner terminated: container exceeded memory limit\n":                                           CGroup,
