@@ -25,6 +25,7 @@ type Inputs struct {
 	deepSpeedRelease version.Version
 	model            *model.Model
 	reference        *model.Model        // nil without
+	companions       []companionModel    // of the policy
 	fused            func() *model.Model // the model with fused experts
 	training         *recipe.Training
 	launch           *recipe.Accelerate
@@ -258,6 +259,9 @@ func (in *Inputs) readModel() (err error) {
 		return err
 	}
 	if in.model, err = described(in.model); err != nil {
+		return err
+	}
+	if err := in.readCompanions(); err != nil {
 		return err
 	}
 	in.fused = sync.OnceValue(in.model.FuseExperts)

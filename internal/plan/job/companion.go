@@ -1,0 +1,117 @@
+package job
+
+import (
+	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/model"
+	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/rollout"
+	"plimsoll/internal/plan/autograd"
+	"plimsoll/internal/plan/forward"
+)
+
+// Companion is a model beside the policy of a training on answers, with a job of its own.
+type Companion struct {
+	Role recipe.Role
+	Job  *Job
+	// Judged are the sequences of a pass without gradients, and JudgedSequence is their length.
+	Judged, JudgedSequence int64
+	// Backups say what leaves the GPU between its passes.
+	Backups rollout.Backups
+}
+
+// Trains reports whether the companion is trained.
+func (c *Companion) Trains() bool { return c.Role == recipe.Critic }
+
+// readCompanions loads the models of the companions that a framework's file names.
+func (in *Inputs) readCompanions() error {
+	if in.framework == nil || in.framework.Generation == nil {
+		return nil
+	}
+	for _, c := range in.framework.Generation.Companions {
+		m, err := in.load(c.Model)
+		if absent := model.LoadAbsent(c.Model); err != nil && absent != nil {
+			m, err = absent, nil
+		}
+		if err != nil {
+			return c.At.Inputf("the %s is %q: %v", c.Role, c.Model, err).
+				WithHint("give a folder, a file or a name of the catalog; plan the policy without it, and expect it " +
+					"on top")
+		}
+		if m.Network == nil || m.Network.Opaque != nil {
+			return c.At.Inputf("the %s is %s, whose layers are unknown, which is not planned", c.Role, c.Model).
+				WithHint("plan the job with the policy's own model, and expect the difference on top")
+		}
+		labeling, err := m.Labeling(1)
+		if err != nil {
+			return c.At.Inputf("the %s is %s: %v", c.Role, c.Model, err).WithHint("plan the job with another model")
+		}
+		in.companions = append(in.companions, companionModel{labeling, m.TiesEmbeddings()})
+	}
+	return nil
+}
+
+// companionModel is the model of a companion. Tied is whether the published model has tied embeddings.
+type companionModel struct {
+	*model.Model
+	tied bool
+}
+
+// companions makes a job of each companion, from that of the policy.
+func (r *resolver) companions() error {
+	f := r.Inputs.framework
+	if f == nil || f.Generation == nil {
+		return nil
+	}
+	for i, c := range f.Generation.Companions {
+		of := r.Inputs.companions[i]
+		j, err := r.job.beside(&c, of, f.LoadsOnFirst)
+		if err != nil {
+			return err
+		}
+		judged := c.JudgedSequence
+		if judged == 0 {
+			judged = c.Sequence
+		}
+		r.job.Companions = append(r.job.Companions, Companion{Role: c.Role, Job: j, Judged: max(1, c.Judged),
+			JudgedSequence: judged, Backups: c.Backups})
+	}
+	return nil
+}
+
+// beside returns the job of a companion of the policy.
+func (j *Job) beside(c *recipe.Companion, of companionModel, loadsOnFirst bool) (*Job, error) {
+	with := *j
+	with.Model, with.Reference, with.Answers, with.Rollout, with.Companions = of.Model, nil, nil, nil, nil
+	with.Adapter, with.Quantization, with.Offload, with.QAT, with.Unfrozen = nil, nil, nil, nil, nil
+	with.HostExperts, with.OffloadActivations, with.Evaluation = nil, nil, nil
+	with.Images = forward.Images{}
+	with.MicroBatch, with.Accumulation = max(1, c.MicroBatch), max(1, c.Accumulation)
+	with.Sequence, with.UsualSequence, with.ShortestSequence = c.Sequence, 0, 0
+	with.Loss, with.LossTwice, with.Liger = forward.ShiftLabels, false, false
+	if t, known := precisions[c.Weights]; known {
+		with.ParameterType = t.weights
+	}
+	with.SyncEachBatch = !c.AccumulatesWhole
+	with.LoadsOnFirst = loadsOnFirst && !of.tied
+	with.Recompute, with.RecomputeEvery = nil, 0
+	if c.Recomputes {
+		with.Recompute = &autograd.Checkpoint{}
+	}
+	if n := max(1, c.Context); n != with.Parallel.Context { // the ranks of all groups share the parameters
+		with.Parallel.Context, with.Parallel.Ulysses = n, n > 1
+	}
+	if s := c.Strategy; s != nil && j.FSDP != nil {
+		sharding := *j.FSDP
+		sharding.Version, sharding.Strategy = s.Version, "full_shard"
+		if !s.Reshards {
+			sharding.Strategy = "shard_grad_op"
+		}
+		with.FSDP = &sharding
+	}
+	if with.ParameterType == dtype.Invalid {
+		return nil, fault.Inputf("the %s has weights in %q, expected fp32, bf16 or fp16", c.Role, c.Weights)
+	}
+	with.Settle()
+	return &with, nil
+}
