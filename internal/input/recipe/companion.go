@@ -27,13 +27,16 @@ type Companion struct {
 	MicroBatch, Judged       int64
 	Accumulation             int
 	Sequence, JudgedSequence int64
-	Context                  int64 // ranks that share a sequence, by Ulysses
+	Attention                string // "flash", "sdpa" or "eager", "" for the policy's
+	Liger                    bool   // modules of liger-kernel
+	Context                  int64  // ranks that share a sequence, by Ulysses
 	// Strategy says how FSDP shards it; nil for the policy's.
 	Strategy *CompanionSharding
 	// AccumulatesWhole says that ranks of FSDP keep full gradients of all micro batches but the last.
 	AccumulatesWhole bool
 	// Backups say what leaves the GPU between its passes.
 	Backups rollout.Backups
+	Apart   bool // it has a process of its own on each GPU
 }
 
 // CompanionSharding is the version of FSDP, and whether units are freed after the forward pass.

@@ -18,6 +18,7 @@ type Companion struct {
 	Judged, JudgedSequence int64
 	// Backups say what leaves the GPU between its passes.
 	Backups rollout.Backups
+	Apart   bool // it has a process of its own on each GPU
 }
 
 // Trains reports whether the companion is trained.
@@ -74,7 +75,7 @@ func (r *resolver) companions() error {
 			judged = c.Sequence
 		}
 		r.job.Companions = append(r.job.Companions, Companion{Role: c.Role, Job: j, Judged: max(1, c.Judged),
-			JudgedSequence: judged, Backups: c.Backups})
+			JudgedSequence: judged, Backups: c.Backups, Apart: c.Apart})
 	}
 	return nil
 }
@@ -88,7 +89,10 @@ func (j *Job) beside(c *recipe.Companion, of companionModel, loadsOnFirst bool) 
 	with.Images = forward.Images{}
 	with.MicroBatch, with.Accumulation = max(1, c.MicroBatch), max(1, c.Accumulation)
 	with.Sequence, with.UsualSequence, with.ShortestSequence = c.Sequence, 0, 0
-	with.Loss, with.LossTwice, with.Liger = forward.ShiftLabels, false, false
+	with.Loss, with.LossTwice, with.Liger = forward.ShiftLabels, false, c.Liger
+	if c.Attention != "" {
+		with.Attention = forward.AttentionKind(c.Attention)
+	}
 	if t, known := precisions[c.Weights]; known {
 		with.ParameterType = t.weights
 	}

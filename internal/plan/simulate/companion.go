@@ -62,30 +62,27 @@ func (c *companion) initialize() {
 	if !c.frozen {
 		c.as(c.engine.initialize)
 	}
-	c.park(&c.parameters, ledger.CriticParameters, ledger.CriticGradients, ledger.RewardModel)
-	c.park(&c.states, ledger.CriticStates)
+	c.park()
 }
 
-// park moves components to the host, if the program does so between passes.
-func (c *companion) park(to *moved, components ...ledger.Component) {
-	goes := c.of.Backups.Parameters
-	if to == &c.states {
-		goes = c.of.Backups.Optimizer
-	}
-	if !goes {
+// park moves to the host what the program has there between passes: parameters, which every pass needs, and what only
+// an update does.
+func (c *companion) park() {
+	b := c.of.Backups
+	c.parameters.from(c.gpu, c.host, map[ledger.Component]bool{ledger.CriticParameters: b.Parameters,
+		ledger.RewardModel: b.Parameters})
+	c.states.from(c.gpu, c.host, map[ledger.Component]bool{ledger.CriticStates: b.Optimizer,
+		ledger.CriticGradients: b.Gradients})
+}
+
+// from moves components from the GPU to the host. What is there already stays.
+func (m *moved) from(gpu, host *trace, of map[ledger.Component]bool) {
+	if len(m.ids) > 0 {
 		return
 	}
-	to.from(c.gpu, c.host, components...)
-}
-
-// from moves components from the GPU to the host.
-func (m *moved) from(gpu, host *trace, components ...ledger.Component) {
-	of := map[ledger.Component]bool{}
-	for _, c := range components {
-		of[c] = true
+	if ids, bytes := gpu.evict(func(c ledger.Component) bool { return of[c] }); len(ids) > 0 {
+		*m = moved{ids, host.hold(int64(bytes), ledger.CompanionBackup, whyCompanionBackup)}
 	}
-	ids, bytes := gpu.evict(func(c ledger.Component) bool { return of[c] })
-	*m = moved{ids, host.hold(int64(bytes), ledger.CompanionBackup, whyCompanionBackup)}
 }
 
 func whyCompanionBackup() string {
@@ -99,6 +96,13 @@ func (c *companion) bring(from *moved) {
 	from.ids = nil
 }
 
+// apart frees the caches of a companion with a process of its own, before its update and behind it.
+func (c *companion) apart() {
+	if c.of.Apart {
+		c.gpu.emptyCache()
+	}
+}
+
 // judge runs a pass without gradients over the answers.
 func (c *companion) judge() {
 	c.bring(&c.parameters)
@@ -110,7 +114,7 @@ func (c *companion) judge() {
 		c.withoutGradients(func() { result = c.forward(c.tape, c.Model.Network, c.modules, options) })
 		c.drop(result)
 	})
-	c.park(&c.parameters, ledger.CriticParameters, ledger.CriticGradients, ledger.RewardModel)
+	c.park()
 }
 
 // update trains a critic with a batch, while what moves of the policy is on the host.
@@ -120,9 +124,10 @@ func (c *companion) update(iteration ledger.Iteration) {
 	}
 	c.bring(&c.parameters)
 	c.bring(&c.states)
+	c.apart()
 	c.as(func() { c.iterate(iteration) })
-	c.park(&c.parameters, ledger.CriticParameters, ledger.CriticGradients)
-	c.park(&c.states, ledger.CriticStates)
+	c.apart()
+	c.park()
 }
 
 // save writes the checkpoint of a critic.
@@ -133,8 +138,7 @@ func (c *companion) save() {
 	c.bring(&c.parameters)
 	c.bring(&c.states)
 	c.as(c.engine.save)
-	c.park(&c.parameters, ledger.CriticParameters, ledger.CriticGradients)
-	c.park(&c.states, ledger.CriticStates)
+	c.park()
 }
 
 // resume reads the checkpoint of a critic.
@@ -147,14 +151,15 @@ func (c *companion) resume() {
 	c.as(c.engine.resume)
 }
 
-// updateCompanions trains critics. What the trainer has on the host while the engine is awake is there meanwhile, too.
+// updateCompanions trains critics. A trainer whose parameters leave for the engine has them on the host meanwhile, too.
+// Its states are there until its own update.
 func (s *simulation) updateCompanions(iteration ledger.Iteration) {
 	e := s.rollout
 	if len(s.companions) == 0 || e == nil {
 		return
 	}
-	if of := (rollout.Backups{Parameters: e.Backups.Parameters, Gradients: e.Backups.Gradients}); of.Any() {
-		e.move(&e.trainer, moves(of), ledger.TrainerBackup, e.whyMoved)
+	if e.Backups.Parameters {
+		e.move(&e.trainer, moves(rollout.Backups{Parameters: true}), ledger.TrainerBackup, e.whyMoved)
 		defer e.back(&e.trainer)
 	}
 	for _, c := range s.companions {

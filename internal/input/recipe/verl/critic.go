@@ -1,7 +1,9 @@
 package verl
 
 import (
+	"cmp"
 	"fmt"
+	"strings"
 
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/rule"
@@ -22,32 +24,38 @@ const (
 // companionKeys are the keys of models beside the policy, with the defaults of verl 0.9.1.
 var companionKeys = strict.Merge(
 	rule.Worded.For(criticModel+"path "+critic+"strategy "+rewards+"model.path "+rewards+"strategy"),
-	rule.Switched.For(critic+"use_dynamic_bsz "+criticModel+"enable_activation_offload "+
-		criticFSDP+"use_no_sync_for_gradient_accumulation "+criticFSDP+"param_offload "+criticFSDP+"optimizer_offload "+criticFSDP+"offload_policy "+
-		criticBefore+"param_offload "+criticBefore+"optimizer_offload "+criticBefore+"offload_policy "+
+	rule.Switched.For(critic+"use_dynamic_bsz "+criticModel+"enable_activation_offload "+criticModel+"use_liger "+
+		criticFSDP+"use_no_sync_for_gradient_accumulation "+
 		rewards+"model.fsdp_config.param_offload "+rewards+"enable_resource_pool "+
 		"reward.reward_model.enable_resource_pool"),
 	rule.Switched.Default(true).For(criticModel+"enable_gradient_checkpointing"),
-	rule.Switched.For(criticFSDP+"reshard_after_forward "+criticBefore+"reshard_after_forward"),
 	rule.Counted.For(critic+"ppo_micro_batch_size "+critic+"ppo_micro_batch_size_per_gpu "+
 		critic+"forward_micro_batch_size "+critic+"forward_micro_batch_size_per_gpu "+critic+"ppo_mini_batch_size "+
 		critic+"forward_max_token_len_per_gpu "+rewards+"micro_batch_size "+rewards+"micro_batch_size_per_gpu"),
 	rule.Counted.Default(32768).For(critic+"ppo_max_token_len_per_gpu"),
 	rule.Counted.Default(1).For(critic+"ulysses_sequence_parallel_size"),
 	rule.Count.Lax().OrNull().For(criticModel+"lora_rank"),
-	rule.Worded.For(criticFSDP+"model_dtype "+criticBefore+"model_dtype"),
-	rule.Anything.For(criticModel+"lora "+critic+"rollout_n "+critic+"optim "+critic+"checkpoint "+critic+"profiler "+
-		critic+"megatron "+critic+"grad_clip "+critic+"ppo_epochs "+critic+"shuffle "+critic+"cliprange_value "+
-		critic+"loss_agg_mode "+critic+"loss_scale_factor "+critic+"data_loader_seed "+critic+"_target_ "+
-		critic+"kl_ctrl "+critic+"veomni "+critic+"torchtitan "+critic+"engine "+critic+"nccl_timeout "+
-		criticModel+"tokenizer_path "+criticModel+"use_remove_padding "+criticModel+"trust_remote_code "+
-		criticModel+"external_lib "+criticModel+"override_config "+criticModel+"use_shm "+criticModel+"_target_ "+
-		criticModel+"lora_alpha "+criticModel+"target_modules "+criticModel+"custom_chat_template "+
-		criticBefore+"forward_prefetch "+criticFSDP+"forward_prefetch "+criticBefore+"wrap_policy "+
-		criticFSDP+"wrap_policy "+criticBefore+"grad_offload "+criticBefore+"use_orig_params "+
-		criticFSDP+"use_orig_params "+criticBefore+"fsdp_size "+criticFSDP+"fsdp_size "+criticFSDP+"dtype "+
-		criticFSDP+"strategy"),
+	of(criticFSDP, criticBefore), rule.Worded.Default("bfloat16").For(criticFSDP+"dtype"),
+	open(rule.Worded.For("optimizer optimizer_impl")).For(critic+"optim"),
+	open(rule.Anything.For("rank")).For(criticModel+"lora"),
+	open(rule.Anything.For("enable")).For(criticModel+"mtp "+criticFSDP+"qat"),
+	open(rule.Anything.For("enabled")).For(criticModel+"tiled_mlp"),
+	rule.Free.OrNull().For(criticModel+"override_config "+critic+"checkpoint "+critic+"profiler "+critic+"megatron "+
+		critic+"veomni "+critic+"torchtitan "+critic+"engine "+critic+"kl_ctrl "+criticModel+"fused_kernel_options "+
+		criticFSDP+"turbo_config"),
 )
+
+// of returns the keys of sections of FSDP's settings.
+func of(sections ...string) strict.Keys {
+	keys := strict.Keys{}
+	for _, s := range sections {
+		keys = strict.Merge(keys,
+			rule.Switched.For(s+"param_offload "+s+"optimizer_offload "+s+"offload_policy "+s+"reshard_after_forward"),
+			rule.Worded.For(s+"model_dtype"), rule.Integer.Lax().OrNull().Default(-1).For(s+"fsdp_size"),
+			open(rule.Anything.For("min_num_params")).For(s+"wrap_policy"))
+	}
+	return keys
+}
 
 // hasCritic reports whether a critic is trained: need_critic in verl/trainer/ppo/utils.py.
 func hasCritic(r *strict.Reader) bool {
@@ -101,7 +109,7 @@ func (r *reader) critic() (*recipe.Companion, error) {
 	c := recipe.Companion{Role: recipe.Critic, Model: r.Word(path), At: r.Place(path),
 		Weights: r.Word(r.either("model_dtype")), Recomputes: r.Truth(criticModel + "enable_gradient_checkpointing"),
 		Context: r.Integer(critic + "ulysses_sequence_parallel_size"),
-		Backups: rollout.Backups{Parameters: r.Truth(r.either("param_offload")),
+		Backups: rollout.Backups{Parameters: r.Truth(r.either("param_offload")), Gradients: r.Truth(r.either("param_offload")),
 			Optimizer: r.Truth(r.either("optimizer_offload"))}}
 	c.AccumulatesWhole = r.accumulatesWhole(criticFSDP)
 	if c.Weights == "" {
@@ -122,14 +130,45 @@ func (r *reader) critic() (*recipe.Companion, error) {
 	if strategy == "fsdp2" {
 		c.Strategy.Version = 2
 	}
-	for key, why := range map[string]string{criticModel + "lora_rank": "it trains adapters of the critic",
-		criticModel + "enable_activation_offload": "it changes what the passes hold",
-		r.either("offload_policy"):               "the host holds the critic's shards for good"} {
-		if v := r.Find(key); recipe.On(v) && v.Text != "0" {
-			return nil, r.Unplanned(why, key)
+	c.Liger = r.Truth(criticModel + "use_liger")
+	c.Attention = attentionOf(r.Root.Find(criticModel + "override_config"))
+	return &c, cmp.Or(r.refuseCritic(), r.criticBatch(&c))
+}
+
+// refuseCritic refuses what is not planned of a critic.
+func (r *reader) refuseCritic() error {
+	for key, is := range map[string]string{critic + "optim.optimizer": "AdamW",
+		critic + "optim.optimizer_impl": "torch.optim"} {
+		if o := r.Root.Find(key); o != nil && o.Kind != 'n' && o.Text != is {
+			return r.Inputf(o.At, "%s is %s, which is not planned yet", key, o.Text).
+				WithHint("plimsoll plans AdamW of torch.optim")
 		}
 	}
-	return &c, r.criticBatch(&c)
+	if d := r.Word(criticFSDP + "dtype"); d != r.Word(fsdp+"dtype") {
+		return r.Fault(criticFSDP+"dtype", fmt.Sprintf("is %s: the critic computes in another type than the policy, which "+
+			"is not planned yet", d), "give the type of the policy")
+	}
+	size := r.either("fsdp_size")
+	if n := r.Integer(size); n > 0 && n != r.Integer(fsdp+"fsdp_size") && int(n) != r.To.PerNode*r.To.Nodes {
+		return r.Fault(size, fmt.Sprintf("is %d: the critic is shared among other ranks than the policy, which is not "+
+			"planned yet", n), "give "+fsdp+"fsdp_size the same value")
+	}
+	for _, no := range [][2]string{
+		{criticModel + "lora_rank " + criticModel + "lora.rank", "it trains adapters of the critic"},
+		{criticModel + "enable_activation_offload " + criticModel + "tiled_mlp.enabled " + criticModel + "mtp.enable " +
+			criticFSDP + "qat.enable", "it changes what the critic's passes hold"},
+		{criticFSDP + "offload_policy " + criticBefore + "offload_policy", "the host holds the critic's shards for good"},
+		{criticFSDP + "wrap_policy.min_num_params " + criticBefore + "wrap_policy.min_num_params",
+			"units of the critic are cut by their size"},
+	} {
+		for key := range strings.FieldsSeq(no[0]) {
+			if v := r.Root.Find(key); recipe.On(v) && v.Text != "0" {
+				return r.Inputf(v.At, "%s is %s: %s, which is not planned yet", key, v, no[1]).
+					WithHint("remove the key to plan the job without it, and expect its memory to differ")
+			}
+		}
+	}
+	return nil
 }
 
 // criticBatch reads the sequences of a pass of the critic, or the tokens of a packed one.

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -229,12 +228,11 @@ func (r *reader) precision() error {
 	return nil
 }
 
-// attention returns the implementation of attention: that of flash-attn, unless override_config has another
+// attentionOf returns the implementation of attention: that of flash-attn, unless override_config has another
 // (attn_implementation in verl/workers/engine/fsdp/transformer_impl.py).
-func (r *reader) attention() string {
-	section := r.Find(model + "override_config")
-	if section != nil && r.sequenceRanks() == 1 {
-		if m := section.Member("attn_implementation"); m != nil && slices.Contains([]string{"sdpa", "eager"}, m.Value.Text) {
+func attentionOf(overrides *strict.Value) string {
+	if overrides != nil {
+		if m := overrides.Member("attn_implementation"); m != nil && (m.Value.Text == "sdpa" || m.Value.Text == "eager") {
 			return m.Value.Text
 		}
 	}
@@ -267,7 +265,7 @@ func (r *reader) shard() {
 	recipe.Give(config, "reshard_after_forward", -1, strict.Of(policy))
 	recipe.Give(config, "cpu_offload", -1, strict.Of(r.Truth(fsdp+"offload_policy")))
 	recipe.Give(config, "state_dict_type", -1, strict.Of("SHARDED_STATE_DICT"))
-	r.To.Attention = r.attention()
+	r.To.Attention = attentionOf(r.Find(model + "override_config"))
 	r.To.LoadsOnFirst = true // get_init_weight_context_manager in verl/utils/fsdp_utils.py
 	r.To.SeveralOnly = true
 	r.Set("fsdp", actor+"strategy", "full_shard auto_wrap")
@@ -277,6 +275,7 @@ func (r *reader) shard() {
 	recipe.Give(r.Arguments, "accelerator_config", r.At(actor+"strategy"), kwargs)
 	recipe.Give(r.Arguments, "fsdp_config", r.At(actor+"strategy"), config)
 	if n := r.sequenceRanks(); n > 1 { // Ulysses, with flash attention: verl/models/transformers/monkey_patch.py
+		r.To.Attention = "flash"
 		r.To.Parallelism = &recipe.Parallelism{Replicate: 1, Shard: max(1, r.To.PerNode*r.To.Nodes/int(n)), Tensor: 1,
 			Context: int(n), Sequence: 1, Ulysses: true}
 	} else if n := r.Integer(fsdp + "fsdp_size"); n > 0 {
