@@ -250,13 +250,14 @@ func TestVerlTrainsCritics(t *testing.T) {
 		micro: nil,
 		micro + " algorithm.adv_estimator=gae critic.enable=False": nil,
 		micro + critical: {critic(func(*Companion) {})},
-		micro + critical + " critic.model.fsdp_config.param_offload=True critic.model.fsdp_config.optimizer_offload=True": {
-			critic(func(c *Companion) { c.Backups = moved })},
+		micro + critical + " critic.model.fsdp_config.param_offload=True " +
+			"critic.model.fsdp_config.optimizer_offload=True": {critic(func(c *Companion) { c.Backups = moved })},
 		micro + critical + " critic.fsdp.param_offload=True critic.fsdp.optimizer_offload=True critic.strategy=fsdp2 " +
 			"critic.fsdp.reshard_after_forward=False critic.fsdp.model_dtype=bfloat16": {critic(func(c *Companion) {
 			c.Backups, c.Strategy, c.Weights = moved, sharded(2, false), "bfloat16"
 		})},
-		micro + critical + " critic.forward_micro_batch_size_per_gpu=8 critic.model.enable_gradient_checkpointing=False": {
+		micro + critical + " critic.forward_micro_batch_size_per_gpu=8 " +
+			"critic.model.enable_gradient_checkpointing=False": {
 			critic(func(c *Companion) { c.Judged, c.Recomputes = 8, false })},
 		micro + critical + " critic.use_dynamic_bsz=True critic.ppo_max_token_len_per_gpu=8192 " +
 			"critic.forward_max_token_len_per_gpu=16384": {critic(func(c *Companion) {
@@ -285,6 +286,55 @@ func TestVerlTrainsCritics(t *testing.T) {
 	}
 }
 
+// TestVerlReleases reads what releases and the examples of verl have of their own: a default of verl 0.1 where a key is
+// of that release, the engine that is taken where none is given, and configurations of examples.
+func TestVerlReleases(t *testing.T) {
+	const text = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=gae actor_rollout_ref.model.path=x " +
+		"trainer.n_gpus_per_node=2"
+	for arguments, want := range map[string]struct {
+		recomputes [2]bool // the policy, the critic
+		engine     string
+		sequence   int
+		judged     int64
+	}{
+		" actor_rollout_ref.actor.ppo_micro_batch_size=4 critic.ppo_micro_batch_size=4 " +
+			"actor_rollout_ref.rollout.log_prob_micro_batch_size=16": {[2]bool{}, rollout.VLLM, 1024, 8},
+		" actor_rollout_ref.actor.ppo_micro_batch_size=4 critic.ppo_micro_batch_size=4 " +
+			"critic.model.enable_gradient_checkpointing=True": {[2]bool{false, true}, rollout.VLLM, 1024, 0},
+		" actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 critic.ppo_micro_batch_size_per_gpu=4": {
+			[2]bool{true, true}, rollout.VLLM, 1024, 0},
+		" actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 critic.ppo_micro_batch_size_per_gpu=4 " +
+			"--config-name=geo3k_multiturn_grpo": {[2]bool{true, true}, rollout.SGLang, 4096, 0},
+		" actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 critic.ppo_micro_batch_size_per_gpu=4 " +
+			"--config-name='gsm8k_multiturn_grpo' data.max_response_length=512": {[2]bool{true, true}, rollout.SGLang,
+			1536, 0},
+	} {
+		f, err := read(t, text+arguments+"\n")
+		if err != nil {
+			t.Errorf("%s: %v", arguments, err)
+			continue
+		}
+		got := [2]bool{f.Training.Checkpointing.Enabled, f.Generation.Companions[0].Recomputes}
+		if e := f.Generation.Engine; got != want.recomputes || e.Name != want.engine || f.Sequence != want.sequence ||
+			e.LogProbsBatch != want.judged {
+			t.Errorf("%s: recomputes %v, %s, %d tokens, %d judged; want %+v", arguments, got, e.Name, f.Sequence,
+				e.LogProbsBatch, want)
+		}
+	}
+}
+
+// TestVerlReducesGradients holds the releases in which ranks keep full gradients while they accumulate.
+func TestVerlReducesGradients(t *testing.T) {
+	const micro = " actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
+	for arguments, want := range map[string]bool{micro: true,
+		micro + " actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation=True": false} {
+		f, err := read(t, verlText+arguments+"\n")
+		if err != nil || f.Training.SyncEachBatch != want {
+			t.Errorf("%s: %v, reduced with each micro batch: %t", arguments, err, !want)
+		}
+	}
+}
+
 // TestOpenRLHFTrainsCritics reads the models that are on the GPUs of the actor, each in a process of its own.
 func TestOpenRLHFTrainsCritics(t *testing.T) {
 	const text = "python3 -m openrlhf.cli.train_ppo_ray --pretrain x --actor_num_gpus_per_node 4 --zero_stage 3 " +
@@ -292,6 +342,7 @@ func TestOpenRLHFTrainsCritics(t *testing.T) {
 		"--micro_rollout_batch_size 8 --gradient_checkpointing --init_kl_coef 0"
 	common := Companion{Weights: "bf16", Recomputes: true, MicroBatch: 2, Judged: 8, Accumulation: 8, Sequence: 4000,
 		Context: 1, Apart: true}
+	var none rollout.Backups
 	critic, reward := common, common
 	critic.Role, critic.Model, reward.Role, reward.Model = Critic, "x", Reward, "y"
 	of := func(model string, c Companion, b rollout.Backups) Companion {
@@ -302,8 +353,8 @@ func TestOpenRLHFTrainsCritics(t *testing.T) {
 		"": nil,
 		" --colocate_all_models --advantage_estimator group_norm":             nil,
 		" --colocate_all_models":                                              {critic},
-		" --colocate_all_models --reward_pretrain y":                          {of("y", critic, rollout.Backups{}), reward},
-		" --colocate_all_models --reward_pretrain y --critic_pretrain z":      {of("z", critic, rollout.Backups{}), reward},
+		" --colocate_all_models --reward_pretrain y":                          {of("y", critic, none), reward},
+		" --colocate_all_models --reward_pretrain y --critic_pretrain z":      {of("z", critic, none), reward},
 		" --colocate_all_models --reward_pretrain y --remote_rm_url http://a": {critic},
 		" --colocate_all_models --deepspeed_enable_sleep": {of("x", critic,
 			rollout.Backups{Gradients: true, Optimizer: true})},

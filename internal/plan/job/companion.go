@@ -24,34 +24,6 @@ type Companion struct {
 // Trains reports whether the companion is trained.
 func (c *Companion) Trains() bool { return c.Role == recipe.Critic }
 
-// readCompanions loads the models of the companions that a framework's file names.
-func (in *Inputs) readCompanions() error {
-	if in.framework == nil || in.framework.Generation == nil {
-		return nil
-	}
-	for _, c := range in.framework.Generation.Companions {
-		m, err := in.load(c.Model)
-		if absent := model.LoadAbsent(c.Model); err != nil && absent != nil {
-			m, err = absent, nil
-		}
-		if err != nil {
-			return c.At.Inputf("the %s is %q: %v", c.Role, c.Model, err).
-				WithHint("give a folder, a file or a name of the catalog; plan the policy without it, and expect it " +
-					"on top")
-		}
-		if m.Network == nil || m.Network.Opaque != nil {
-			return c.At.Inputf("the %s is %s, whose layers are unknown, which is not planned", c.Role, c.Model).
-				WithHint("plan the job with the policy's own model, and expect the difference on top")
-		}
-		labeling, err := m.Labeling(1)
-		if err != nil {
-			return c.At.Inputf("the %s is %s: %v", c.Role, c.Model, err).WithHint("plan the job with another model")
-		}
-		in.companions = append(in.companions, companionModel{labeling, m.TiesEmbeddings()})
-	}
-	return nil
-}
-
 // companionModel is the model of a companion. Tied is whether the published model has tied embeddings.
 type companionModel struct {
 	*model.Model

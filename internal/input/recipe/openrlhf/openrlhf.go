@@ -96,9 +96,10 @@ func (r *reader) read() error {
 
 // refuse refuses what is not planned.
 func (r *reader) refuse() error {
-	if name := r.Word("reward_pretrain"); r.Truth("colocate_all_models") && r.hasReward() && strings.Contains(name, ",") {
-		return r.Fault("reward_pretrain", "names several models that reward answers on the GPUs of the actor, which is "+
-			"not planned yet", "give --remote_rm_url to plan the job without them")
+	several := strings.Contains(r.Word("reward_pretrain"), ",")
+	if several && r.Truth("colocate_all_models") && r.hasReward() {
+		return r.Fault("reward_pretrain", "names several models that reward answers on the GPUs of the actor, which "+
+			"is not planned yet", "give --remote_rm_url to plan the job without them")
 	}
 	if o := r.Word("actor_optim"); o != "" && o != "adam" {
 		return r.Fault("actor_optim", fmt.Sprintf("is %s, which is not planned for OpenRLHF yet", o), "set it to adam")

@@ -106,10 +106,11 @@ func (r *reader) critic() (*recipe.Companion, error) {
 		r.Note("algorithm.adv_estimator", "has a critic, and "+criticModel+"path is not given: it is planned with the "+
 			"policy's model, where verl takes a model of 7 B of its own")
 	}
+	offloads := r.Truth(r.either("param_offload"))
 	c := recipe.Companion{Role: recipe.Critic, Model: r.Word(path), At: r.Place(path),
-		Weights: r.Word(r.either("model_dtype")), Recomputes: r.Truth(criticModel + "enable_gradient_checkpointing"),
-		Context: r.Integer(critic + "ulysses_sequence_parallel_size"),
-		Backups: rollout.Backups{Parameters: r.Truth(r.either("param_offload")), Gradients: r.Truth(r.either("param_offload")),
+		Weights: r.Word(r.either("model_dtype")), Context: r.Integer(critic + "ulysses_sequence_parallel_size"),
+		Recomputes: r.recomputes(criticModel + "enable_gradient_checkpointing"),
+		Backups: rollout.Backups{Parameters: offloads, Gradients: offloads,
 			Optimizer: r.Truth(r.either("optimizer_offload"))}}
 	c.AccumulatesWhole = r.accumulatesWhole(criticFSDP)
 	if c.Weights == "" {
@@ -145,8 +146,8 @@ func (r *reader) refuseCritic() error {
 		}
 	}
 	if d := r.Word(criticFSDP + "dtype"); d != r.Word(fsdp+"dtype") {
-		return r.Fault(criticFSDP+"dtype", fmt.Sprintf("is %s: the critic computes in another type than the policy, which "+
-			"is not planned yet", d), "give the type of the policy")
+		return r.Fault(criticFSDP+"dtype", fmt.Sprintf("is %s: the critic computes in another type than the policy, "+
+			"which is not planned yet", d), "give the type of the policy")
 	}
 	size := r.either("fsdp_size")
 	if n := r.Integer(size); n > 0 && n != r.Integer(fsdp+"fsdp_size") && int(n) != r.To.PerNode*r.To.Nodes {
@@ -157,7 +158,8 @@ func (r *reader) refuseCritic() error {
 		{criticModel + "lora_rank " + criticModel + "lora.rank", "it trains adapters of the critic"},
 		{criticModel + "enable_activation_offload " + criticModel + "tiled_mlp.enabled " + criticModel + "mtp.enable " +
 			criticFSDP + "qat.enable", "it changes what the critic's passes hold"},
-		{criticFSDP + "offload_policy " + criticBefore + "offload_policy", "the host holds the critic's shards for good"},
+		{criticFSDP + "offload_policy " + criticBefore + "offload_policy",
+			"the host holds the critic's shards for good"},
 		{criticFSDP + "wrap_policy.min_num_params " + criticBefore + "wrap_policy.min_num_params",
 			"units of the critic are cut by their size"},
 	} {

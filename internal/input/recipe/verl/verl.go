@@ -74,7 +74,7 @@ func (r *reader) read() error {
 		return err
 	}
 	const checkpoints = model + "enable_gradient_checkpointing"
-	r.Set("gradient_checkpointing", checkpoints, r.Truth(checkpoints))
+	r.Set("gradient_checkpointing", checkpoints, r.recomputes(checkpoints))
 	kwargs := &strict.Value{Kind: '{'}
 	recipe.Give(kwargs, "use_reentrant", -1, strict.Of(false))
 	recipe.Give(r.Arguments, "gradient_checkpointing_kwargs", r.At(model+"path"), kwargs)
@@ -105,11 +105,7 @@ func (r *reader) engines() error {
 	if r.Gives("hydra.searchpath") {
 		return r.Fault("hydra.searchpath", "adds configurations that plimsoll does not have", hint)
 	}
-	name := strings.TrimSuffix(strings.TrimSuffix(r.Word("config_name"), ".yaml"), ".yml")
-	if name != "" && name != "ppo_trainer" {
-		return r.Fault("config_name", fmt.Sprintf("is %s, whose defaults plimsoll does not know", name), hint)
-	}
-	return nil
+	return r.applyNamed(hint)
 }
 
 // refuse refuses what is not planned: other models beside the actor, and engines that are not FSDP.
@@ -232,7 +228,8 @@ func (r *reader) precision() error {
 // (attn_implementation in verl/workers/engine/fsdp/transformer_impl.py).
 func attentionOf(overrides *strict.Value) string {
 	if overrides != nil {
-		if m := overrides.Member("attn_implementation"); m != nil && (m.Value.Text == "sdpa" || m.Value.Text == "eager") {
+		m := overrides.Member("attn_implementation")
+		if m != nil && (m.Value.Text == "sdpa" || m.Value.Text == "eager") {
 			return m.Value.Text
 		}
 	}
@@ -294,8 +291,12 @@ func (r *reader) rollout() error {
 	e.Backups.Gradients = e.Backups.Parameters
 	e.Backups.Optimizer = r.Truth(fsdp + "optimizer_offload")
 	e.HostReference, e.ChunkedLogProbs = true, r.To.FusedLoss
-	if n := r.Integer(engine + "log_prob_micro_batch_size_per_gpu"); n > 0 && !r.Truth(actor+"use_dynamic_bsz") {
-		e.LogProbsBatch = n
+	judged := r.Integer(engine + "log_prob_micro_batch_size_per_gpu")
+	if judged == 0 { // its name up to verl 0.1, for all GPUs together
+		judged = r.Integer(engine+"log_prob_micro_batch_size") / int64(max(1, r.To.PerNode*r.To.Nodes))
+	}
+	if judged > 0 && !r.Truth(actor+"use_dynamic_bsz") {
+		e.LogProbsBatch = judged
 	}
 	e.SyncsFromGPU = true // load_fsdp_model_to_gpu in get_per_tensor_param
 	r.To.Generation = &recipe.Generation{Engine: e, Reference: r.judges()}
@@ -304,7 +305,7 @@ func (r *reader) rollout() error {
 
 // engineOf reads the engine.
 func engineOf(r *strict.Reader) (*rollout.Engine, error) {
-	name := r.Word(engine + "name")
+	name := engineName(r)
 	if name != rollout.VLLM && name != rollout.SGLang {
 		return nil, r.Fault(engine+"name", fmt.Sprintf("is %q, expected vllm or sglang", name), "")
 	}
