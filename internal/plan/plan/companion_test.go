@@ -79,3 +79,27 @@ func TestRewardModel(t *testing.T) {
 		}
 	}
 }
+
+// TestTiedModelsAreLoadedByEveryRank holds what the ranks of verl hold while they load: the first has the model, but
+// for one with tied embeddings, which each rank makes.
+func TestTiedModelsAreLoadedByEveryRank(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	for model, copies := range map[string]ledger.Bytes{"qwen2.5-0.5b": 4, "qwen2.5-7b": 1} {
+		path := file(model+".sh", "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo "+
+			"actor_rollout_ref.model.path="+model+" actor_rollout_ref.rollout.name=vllm "+
+			"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 trainer.n_gpus_per_node=4\n")
+		p := planned(t, job.Request{Configs: []string{path}, GPU: "H100-80GB", HostMemory: 512 * ledger.GiB})
+		full := ledger.Bytes(4 * p.Job.Model.Elements())
+		for i := range p.Devices {
+			for _, phase := range p.Devices[i].Phases {
+				if p.Devices[i].Kind != ledger.Host || phase.Name != ledger.Load {
+					continue
+				}
+				got := holds(&phase, ledger.LoadStaging)
+				if off := got - copies*full; off < -ledger.MiB || off > ledger.MiB {
+					t.Errorf("%s: the ranks hold %v while they load, want %d copies of %v", model, got, copies, full)
+				}
+			}
+		}
+	}
+}
