@@ -47,7 +47,7 @@ func (r *resolver) companions() error {
 			judged = c.Sequence
 		}
 		r.job.Companions = append(r.job.Companions, Companion{Role: c.Role, Job: j, Judged: max(1, c.Judged),
-			JudgedSequence: judged, Backups: c.Backups, Apart: c.Apart})
+			JudgedSequence: multiple(judged, c.Context), Backups: c.Backups, Apart: c.Apart})
 	}
 	return nil
 }
@@ -74,6 +74,7 @@ func (j *Job) beside(c *recipe.Companion, of companionModel, loadsOnFirst bool) 
 	if c.Recomputes {
 		with.Recompute = &autograd.Checkpoint{}
 	}
+	with.Sequence = multiple(c.Sequence, c.Context)
 	if n := max(1, c.Context); n != with.Parallel.Context { // the ranks of all groups share the parameters
 		with.Parallel.Context, with.Parallel.Ulysses = n, n > 1
 	}
@@ -90,4 +91,10 @@ func (j *Job) beside(c *recipe.Companion, of companionModel, loadsOnFirst bool) 
 	}
 	with.Settle()
 	return &with, nil
+}
+
+// multiple rounds tokens up to a multiple of the ranks that share a sequence: programs pad the last one.
+func multiple(tokens, ranks int64) int64 {
+	ranks = max(1, ranks)
+	return (tokens + ranks - 1) / ranks * ranks
 }
