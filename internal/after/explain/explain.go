@@ -205,6 +205,8 @@ var phaseWords = map[ledger.PhaseName]string{
 	ledger.Wake:       " while the rollout engine woke",
 	ledger.Rollout:    " in the rollout",
 	ledger.LogProbs:   " while log-probabilities were computed",
+
+	ledger.CriticUpdate: " in the critic's update",
 }
 
 // mostEvidence is how many lines of evidence an explanation shows.

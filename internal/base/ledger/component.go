@@ -80,6 +80,10 @@ const (
 	StagingBuffers         Component = "staging_buffers"
 	LoadStaging            Component = "model_load_staging"
 	ReferenceModel         Component = "reference_model"
+	RewardModel            Component = "reward_model"
+	CriticParameters       Component = "critic_parameters"
+	CriticGradients        Component = "critic_gradients"
+	CriticStates           Component = "critic_optimizer_states"
 	FlatteningCopies       Component = "flattening_copies"
 	MasterGradients        Component = "master_gradients"
 	AccumulatedGradients   Component = "accumulated_gradients"
@@ -120,6 +124,7 @@ const (
 	RolloutBackup      Component = "rollout_weights_backup"
 	SyncBuffers        Component = "weight_sync_buffers"
 	TrainerBackup      Component = "trainer_backup"
+	CompanionBackup    Component = "companion_backup"
 	ParameterCopies    Component = "parameter_copies"
 	ObjectStore        Component = "ray_object_store"
 )
@@ -198,6 +203,10 @@ var descriptions = map[Component]description{
 	StagingBuffers:         {title: "staging buffers"},
 	LoadStaging:            {title: "model load staging"},
 	ReferenceModel:         {title: "reference model"},
+	RewardModel:            {title: "reward model"},
+	CriticParameters:       {title: "parameters of the critic"},
+	CriticGradients:        {title: "gradients of the critic"},
+	CriticStates:           {title: "optimizer states of the critic"},
 	FlatteningCopies:       {title: "copies while parameters are flattened"},
 	MasterGradients:        {title: "gradients of the master weights"},
 	AccumulatedGradients:   {title: "accumulated gradients"},
@@ -235,6 +244,7 @@ var descriptions = map[Component]description{
 	RolloutBackup:      {title: "copy of the rollout engine's weights"},
 	SyncBuffers:        {title: "buffers of the weight sync"},
 	TrainerBackup:      {title: "copy of the trainer's GPU memory"},
+	CompanionBackup:    {title: "copy of other models' GPU memory"},
 	ParameterCopies:    {title: "further copies of the parameters"},
 	ObjectStore:        {title: "Ray's object store"},
 

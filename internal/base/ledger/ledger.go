@@ -36,6 +36,8 @@ const (
 	Wake       PhaseName = "wake"        // the KV cache follows
 	Rollout    PhaseName = "rollout"     // the engine generates
 	LogProbs   PhaseName = "log-probs"   // passes over the answers without gradients
+	// CriticUpdate are the passes and the step of a critic.
+	CriticUpdate PhaseName = "critic update"
 )
 
 // Iteration tells the first optimizer step from the later ones.

@@ -101,11 +101,12 @@ func (l *Line) unwrap(words []shell.Word) ([]shell.Word, bool) {
 		t.read(l, first, o)
 	}
 	name, isModule := o.given[moduleFlag]
+	isModule = isModule && t.modules
 	switch {
-	case t == &python && isModule && launcherModules[name.Text] != "":
+	case isModule && launcherModules[name.Text] != "":
 		name.Text = launcherModules[name.Text]
 		return slices.Concat([]shell.Word{name}, rest[1:]), true
-	case t == &python && isModule, l.Options[moduleOption].Text != "" && t.read != nil:
+	case isModule, l.Options[moduleOption].Text != "" && t.read != nil:
 		l.Module = len(rest) > 0 && !strings.Contains(rest[0].Text, "$")
 		return module(rest), false
 	case t.keeps:
@@ -199,7 +200,10 @@ func (t *tool) options(words []shell.Word) options {
 		o.given[flag.name] = flag.value
 		o.list = append(o.list, flag)
 		words = words[n:]
-		if t == &python && flag.name == moduleFlag { // the module's own flags follow
+		if flag.name == moduleOption && t.modules {
+			flag.name, o.given[moduleFlag] = moduleFlag, flag.value
+		}
+		if t.modules && flag.name == moduleFlag { // the module's own flags follow
 			words = slices.Concat([]shell.Word{flag.value}, words)
 			break
 		}

@@ -59,6 +59,10 @@ python3.11 -u -m torch.distributed.launch --nproc_per_node=2 t.py  ->  t.py torc
 python -W ignore t.py  ->  t.py  -x-
 python -m a.b  ->  a/b.py  -x-
 python -c 'import torch'  ->  nothing
+uv run --isolated --extra fsdp -m a.b --x  ->  a/b.py  -x-
+uv run --module a.b x=1  ->  a/b.py  -x-
+uv run -m torch.distributed.run --nproc_per_node 2 t.py  ->  t.py torchrun 2x-
+uv run --extra x t.py -m 3  ->  t.py  -x-
 accelerate launch t.py  ->  t.py accelerate launch -x- every
 accelerate launch --multi_gpu --num_processes 16 --num_machines 2 t.py  ->  t.py accelerate launch 8x2
 accelerate launch --config_file c.yaml --gpu_ids 0,1 -m a.b  ->  a/b.py accelerate launch 2x-

@@ -19,6 +19,7 @@ type tool struct {
 	skips         int            // words before the command: the image of a container
 	read          func(l *Line, name shell.Word, o options)
 	keeps         bool // its words are a part of the program
+	modules       bool // -m names a module of Python, whose own flags follow
 }
 
 // moduleFlag is Python's flag for a module.
@@ -27,7 +28,7 @@ const moduleFlag = "m"
 // moduleOption is the option of a launcher that runs a module.
 const moduleOption = "module"
 
-var python = tool{name: "python", valued: "X W m c Q"}
+var python = tool{name: "python", valued: "X W m c Q", modules: true}
 
 // launcherModules are modules that are launchers, with their commands.
 var launcherModules = map[string]string{"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
@@ -51,7 +52,7 @@ var tools = []tool{
 	{name: "py-spy record", valued: "o r f d output rate format duration"},
 	{name: "scalene"}, {name: "coverage run"}, {name: "kernprof", alone: "l v"},
 	{name: "uv run", valued: "with p python extra group package project directory env_file with_requirements index " +
-		"with_editable no_group only_group refresh_package C index_url extra_index_url"},
+		"with_editable no_group only_group refresh_package C index_url extra_index_url m module", modules: true},
 	{name: "poetry|pipenv|pdm|hatch|pixi|rye run", valued: "e environment manifest_path"},
 	{name: "conda|mamba|micromamba run", valued: "n p name prefix cwd"},
 	{name: "ray job submit", valued: "address working_dir runtime_env runtime_env_json submission_id " +

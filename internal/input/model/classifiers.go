@@ -101,6 +101,16 @@ func (m *Model) Valued() *Model {
 	return &valued
 }
 
+// TiesEmbeddings reports whether the language model's head has the weights of the embedding.
+func (m *Model) TiesEmbeddings() bool {
+	if m.Network == nil {
+		return false
+	}
+	return slices.ContainsFunc(m.Parameters, func(p Parameter) bool {
+		return p.TiedTo != "" && p.Name == m.Network.Head.Projection+".weight"
+	})
+}
+
 // Labeling returns the model as AutoModelForTokenClassification loads it with so many labels, without dropout.
 func (m *Model) Labeling(labels int64) (*Model, error) {
 	name := decoderOf(m.Architecture)

@@ -8,8 +8,8 @@ const (
 	byNeoX = "give its arguments as those of Megatron-LM (--megatron), or name the model by --model and the stage " +
 		"of ZeRO by --zero"
 	byTrained = "of trainings that generate answers plimsoll reads those of TRL, verl, OpenRLHF, slime and ms-swift: " +
-		"give the trained model to plimsoll.plan in Python, or name it by --model, and say how it is sharded by " +
-		"flags, such as " + someFlags
+		"name the trained model by --model, say how it is sharded by flags, and the engine on its GPUs by --rollout, " +
+		"such as " + someFlags + " --rollout vllm:0.5,sleep=1; or give the model to plimsoll.plan in Python"
 	someFlags = "--fsdp 2 --seq-len 4096 --micro-batch 1"
 	byLoRA    = "give PEFT's adapter_config.json, or --lora with the rank and --lora-targets"
 )
@@ -66,6 +66,10 @@ var OtherTrainings = []*Kind{
 	{Name: "training by train_ppo of OpenRLHF or another program that generates answers", Marks: "generates_answers",
 		Instead: byTrained, Commands: commandsOf("generates_answers", "openrlhf/cli/train_ppo.py",
 			"examples/run_grpo_math.py")},
+	{Name: "training by a program that generates answers", Marks: "trains_policy", Instead: byTrained,
+		Commands: commandsOf("trains_policy", "skyrl/train/entrypoints/main_base.py",
+			"skyrl_train/entrypoints/main_base.py", "examples/run_grpo.py", "examples/run_dpo.py", "examples/run_rm.py",
+			"verl/trainer/main.py", "areal/launcher/local.py", "areal/launcher/ray.py", "areal/launcher/slurm.py")},
 	{Name: "record of a run by Weights & Biases", Marks: "_wandb wandb_version"},
 	{Name: "description of a dataset", Marks: "builder_name features+splits _data_files dataset_info"},
 }

@@ -74,7 +74,8 @@ type Loading struct {
 	AddsInFull bool
 	// LoadsOnGPU says that every rank loads the full model on its GPU, and shards it there.
 	LoadsOnGPU bool
-	// LoadsOnFirst says that the first rank loads the model, and the others make it without memory.
+	// LoadsOnFirst says that the first rank loads the model, and the others make it without memory, unless embeddings
+	// are tied.
 	LoadsOnFirst bool
 }
 

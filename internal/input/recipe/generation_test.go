@@ -1,9 +1,11 @@
 package recipe
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 
+	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/rollout"
 )
@@ -158,10 +160,9 @@ func TestOpenRLHF(t *testing.T) {
 		}
 	}
 	for more, says := range map[string]string{
-		"--advantage_estimator gae":    "a critic is trained on the GPUs of the actor",
 		"--ring_attn_size 2":           "divides sequences or layers",
 		"--enable_ema":                 "an average of the weights",
-		"--reward_pretrain y":          "rewards answers on the GPUs of the actor",
+		"--reward_pretrain y,z":        "names several models that reward answers on the GPUs of the actor",
 		"--vllm_num_engines 0":         "the model generates answers itself",
 		"--actor_optim muon":           "is muon",
 		"--param_dtype fp8":            "expected bf16 or fp16",
@@ -186,7 +187,7 @@ func TestVerl(t *testing.T) {
 	usual := func(change func(*rollout.Engine)) rollout.Engine {
 		e := rollout.New(rollout.VLLM)
 		e.Fraction, e.Tensor, e.Sequences, e.Sleep = .5, 2, 1024, 2
-		e.HostReference, e.RayThreshold, e.Sync = true, .95, 2<<30
+		e.HostReference, e.RayThreshold, e.Sync, e.SyncsFromGPU = true, .95, 2<<30, true
 		change(&e)
 		return e
 	}
@@ -231,6 +232,150 @@ func TestVerl(t *testing.T) {
 	}
 }
 
+// critical asks verl for a critic.
+const critical = " algorithm.adv_estimator=gae critic.model.path=x critic.ppo_micro_batch_size_per_gpu=2"
+
+// TestVerlTrainsCritics reads the models beside the policy, with the keys of verl up to 0.8 and since.
+func TestVerlTrainsCritics(t *testing.T) {
+	const micro = " actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
+	sharded := func(version int, reshards bool) *CompanionSharding { return &CompanionSharding{version, reshards} }
+	critic := func(change func(*Companion)) Companion {
+		c := Companion{Role: Critic, Model: "x", Weights: "fp32", Recomputes: true, MicroBatch: 2, Judged: 2,
+			Accumulation: 32, Sequence: 2048, Attention: "flash", Context: 1, Strategy: sharded(1, true)}
+		change(&c)
+		return c
+	}
+	moved := rollout.Backups{Parameters: true, Gradients: true, Optimizer: true}
+	for arguments, want := range map[string][]Companion{
+		micro: nil,
+		micro + " algorithm.adv_estimator=gae critic.enable=False": nil,
+		micro + critical: {critic(func(*Companion) {})},
+		micro + critical + " critic.model.fsdp_config.param_offload=True " +
+			"critic.model.fsdp_config.optimizer_offload=True": {critic(func(c *Companion) { c.Backups = moved })},
+		micro + critical + " critic.fsdp.param_offload=True critic.fsdp.optimizer_offload=True critic.strategy=fsdp2 " +
+			"critic.fsdp.reshard_after_forward=False critic.fsdp.model_dtype=bfloat16": {critic(func(c *Companion) {
+			c.Backups, c.Strategy, c.Weights = moved, sharded(2, false), "bfloat16"
+		})},
+		micro + critical + " critic.forward_micro_batch_size_per_gpu=8 " +
+			"critic.model.enable_gradient_checkpointing=False": {
+			critic(func(c *Companion) { c.Judged, c.Recomputes = 8, false })},
+		micro + critical + " critic.use_dynamic_bsz=True critic.ppo_max_token_len_per_gpu=8192 " +
+			"critic.forward_max_token_len_per_gpu=16384": {critic(func(c *Companion) {
+			c.MicroBatch, c.Judged, c.Sequence, c.JudgedSequence, c.Accumulation = 1, 1, 8192, 16384, 16
+		})},
+		micro + critical + " critic.fsdp.use_no_sync_for_gradient_accumulation=True": {
+			critic(func(c *Companion) { c.AccumulatesWhole = true })},
+		micro + " reward_model.enable=True reward_model.enable_resource_pool=True": nil,
+		micro + " reward_model.enable=True reward_model.model.path=y reward_model.micro_batch_size_per_gpu=16 " +
+			"reward_model.model.fsdp_config.param_offload=True": {{Role: Reward, Model: "y", Weights: "bf16",
+			MicroBatch: 1, Judged: 16, Sequence: 2048, Context: 1, Strategy: sharded(1, true),
+			Backups: rollout.Backups{Parameters: true}}},
+	} {
+		f, err := read(t, verlText+arguments+"\n")
+		if err != nil {
+			t.Errorf("%s: %v", arguments, err)
+			continue
+		}
+		got := f.Generation.Companions
+		for i := range got {
+			got[i].At = fault.Position{}
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, want %+v", arguments, got, want)
+		}
+	}
+}
+
+// TestVerlReleases reads what releases and the examples of verl have of their own: a default of verl 0.1 where a key is
+// of that release, the engine that is taken where none is given, and configurations of examples.
+func TestVerlReleases(t *testing.T) {
+	const text = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=gae actor_rollout_ref.model.path=x " +
+		"trainer.n_gpus_per_node=2"
+	for arguments, want := range map[string]struct {
+		recomputes [2]bool // the policy, the critic
+		engine     string
+		sequence   int
+		judged     int64
+	}{
+		" actor_rollout_ref.actor.ppo_micro_batch_size=4 critic.ppo_micro_batch_size=4 " +
+			"actor_rollout_ref.rollout.log_prob_micro_batch_size=16": {[2]bool{}, rollout.VLLM, 1024, 8},
+		" actor_rollout_ref.actor.ppo_micro_batch_size=4 critic.ppo_micro_batch_size=4 " +
+			"critic.model.enable_gradient_checkpointing=True": {[2]bool{false, true}, rollout.VLLM, 1024, 0},
+		" actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 critic.ppo_micro_batch_size_per_gpu=4": {
+			[2]bool{true, true}, rollout.VLLM, 1024, 0},
+		" actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 critic.ppo_micro_batch_size_per_gpu=4 " +
+			"--config-name=geo3k_multiturn_grpo": {[2]bool{true, true}, rollout.SGLang, 4096, 0},
+		" actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 critic.ppo_micro_batch_size_per_gpu=4 " +
+			"--config-name='gsm8k_multiturn_grpo' data.max_response_length=512": {[2]bool{true, true}, rollout.SGLang,
+			1536, 0},
+	} {
+		f, err := read(t, text+arguments+"\n")
+		if err != nil {
+			t.Errorf("%s: %v", arguments, err)
+			continue
+		}
+		got := [2]bool{f.Training.Checkpointing.Enabled, f.Generation.Companions[0].Recomputes}
+		if e := f.Generation.Engine; got != want.recomputes || e.Name != want.engine || f.Sequence != want.sequence ||
+			e.LogProbsBatch != want.judged {
+			t.Errorf("%s: recomputes %v, %s, %d tokens, %d judged; want %+v", arguments, got, e.Name, f.Sequence,
+				e.LogProbsBatch, want)
+		}
+	}
+}
+
+// TestVerlReducesGradients holds the releases in which ranks keep full gradients while they accumulate.
+func TestVerlReducesGradients(t *testing.T) {
+	const micro = " actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
+	for arguments, want := range map[string]bool{micro: true,
+		micro + " actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation=True": false} {
+		f, err := read(t, verlText+arguments+"\n")
+		if err != nil || f.Training.SyncEachBatch != want {
+			t.Errorf("%s: %v, reduced with each micro batch: %t", arguments, err, !want)
+		}
+	}
+}
+
+// TestOpenRLHFTrainsCritics reads the models that are on the GPUs of the actor, each in a process of its own.
+func TestOpenRLHFTrainsCritics(t *testing.T) {
+	const text = "python3 -m openrlhf.cli.train_ppo_ray --pretrain x --actor_num_gpus_per_node 4 --zero_stage 3 " +
+		"--micro_train_batch_size 2 --train_batch_size 64 --max_len 4000 --vllm_num_engines 4 " +
+		"--micro_rollout_batch_size 8 --gradient_checkpointing --init_kl_coef 0"
+	common := Companion{Weights: "bf16", Recomputes: true, MicroBatch: 2, Judged: 8, Accumulation: 8, Sequence: 4000,
+		Context: 1, Apart: true}
+	var none rollout.Backups
+	critic, reward := common, common
+	critic.Role, critic.Model, reward.Role, reward.Model = Critic, "x", Reward, "y"
+	of := func(model string, c Companion, b rollout.Backups) Companion {
+		c.Model, c.Backups = model, b
+		return c
+	}
+	for arguments, want := range map[string][]Companion{
+		"": nil,
+		" --colocate_all_models --advantage_estimator group_norm":             nil,
+		" --colocate_all_models":                                              {critic},
+		" --colocate_all_models --reward_pretrain y":                          {of("y", critic, none), reward},
+		" --colocate_all_models --reward_pretrain y --critic_pretrain z":      {of("z", critic, none), reward},
+		" --colocate_all_models --reward_pretrain y --remote_rm_url http://a": {critic},
+		" --colocate_all_models --deepspeed_enable_sleep": {of("x", critic,
+			rollout.Backups{Gradients: true, Optimizer: true})},
+		" --colocate_all_models --advantage_estimator rloo --reward_pretrain y --ref_reward_offload": {of("y", reward,
+			rollout.Backups{Parameters: true})},
+	} {
+		f, err := read(t, text+arguments+"\n")
+		if err != nil {
+			t.Errorf("%s: %v", arguments, err)
+			continue
+		}
+		got := f.Generation.Companions
+		for i := range got {
+			got[i].At = fault.Position{}
+		}
+		if !reflect.DeepEqual(got, want) || f.Generation.Engine.Apart != int64(len(want)) {
+			t.Errorf("%s: %+v in %d processes, want %+v", arguments, got, f.Generation.Engine.Apart, want)
+		}
+	}
+}
+
 // TestVerlSharesSequences holds the ranks that share a sequence: Ulysses, which exchanges heads around attention.
 func TestVerlSharesSequences(t *testing.T) {
 	f, err := read(t, verlText+" actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"+
@@ -248,10 +393,13 @@ func TestVerlSharesSequences(t *testing.T) {
 func TestVerlRefuses(t *testing.T) {
 	const micro = " actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
 	for arguments, says := range map[string]string{
-		"":                                                                  "does not start without one of the two",
-		micro + " algorithm.adv_estimator=gae":                              "a critic is trained beside the actor",
-		micro + " critic.enable=True":                                       "a critic is trained beside the actor",
-		micro + " reward_model.enable=True":                                 "a model that rewards answers",
+		"":                            "does not start without one of the two",
+		micro + " critic.enable=True": "a critic is trained: verl does not start",
+		micro + critical + " critic.strategy=veomni":                        "of verl's critics those of FSDP",
+		micro + critical + " critic.model.lora_rank=8":                      "it trains adapters of the critic",
+		micro + critical + " critic.fsdp.offload_policy=True":               "the host holds the critic's shards",
+		micro + " reward_model.enable=True":                                 "the model that rewards answers",
+		micro + " reward.reward_model.enable=True":                          "an engine with the model that rewards",
 		micro + " model_engine=veomni":                                      "model_engine is veomni",
 		micro + " --config-name=ppo_other":                                  "config_name is ppo_other",
 		micro + " actor_rollout_ref.actor.strategy=veomni":                  "FSDP and Megatron core are planned",

@@ -287,8 +287,16 @@ var ownKeys = map[string]struct {
 	"verl": {readsFramework, []string{"verl/ignored.txt", "verl/fsdp_ignored.txt"}, []string{ownVerl,
 		strings.Replace(ownVerl, "    path: x\n", "    path: x\n    lora_rank: 8\n", 1),
 		strings.Replace(ownVerl, "_micro_batch_size_per_gpu: 1",
-			"_max_token_len_per_gpu: 4096\n    use_dynamic_bsz: true", 1)}, map[string]string{
+			"_max_token_len_per_gpu: 4096\n    use_dynamic_bsz: true", 1),
+		ownVerl + ownCritic + "  ppo_micro_batch_size_per_gpu: 1\n  model:\n    path: x\n",
+		ownVerl + ownCritic + "  ppo_micro_batch_size: 8\n  model:\n    path: x\n",
+		ownVerl + ownCritic + "  use_dynamic_bsz: true\n  model:\n    path: x\n",
+	}, map[string]string{
 		"actor_rollout_ref.rollout.name": "sglang", "algorithm.adv_estimator": "gae",
+		"critic.model.override_config": "{attn_implementation: sdpa}",
+		"critic.ppo_mini_batch_size":   "64", "critic.forward_max_token_len_per_gpu": "512",
+		"critic.forward_micro_batch_size": "16", "critic.forward_micro_batch_size_per_gpu": "4",
+		"critic.ppo_micro_batch_size_per_gpu":    "4",
 		"actor_rollout_ref.model.target_modules": "[q_proj]"}},
 	"verl-megatron": {readsArguments("verl_megatron"), []string{"verl/ignored.txt", "verl/megatron_ignored.txt"},
 		[]string{ownVerlMegatron, strings.Replace(ownVerlMegatron, "_micro_batch_size_per_gpu: 1",
@@ -301,6 +309,7 @@ var ownKeys = map[string]struct {
 			"actor_rollout_ref.actor.optim.main_grads_dtype": "bf16"}},
 	"openrlhf": {readsFramework, []string{"openrlhf/ignored.txt"}, []string{ownOpenRLHF,
 		ownOpenRLHF + "colocate_all_models: true\nvllm_enable_sleep: true\nadvantage_estimator: rloo\n",
+		ownOpenRLHF + "colocate_all_models: true\nvllm_enable_sleep: true\n",
 		ownOpenRLHF + "colocate_actor_ref: true\nlora_rank: 8\n",
 		ownOpenRLHF + "use_dynamic_batch: true\n", ownOpenRLHF + "gradient_checkpointing: true\n",
 		"openrlhf_ppo: true\npretrain: x\nvllm_num_engines: 1\nzero_stage: 2\n"}, map[string]string{
@@ -336,6 +345,7 @@ const (
 	ownTitan = "model:\n  name: llama3\n  flavor: 8B\ntraining:\n  seq_len: 512\nactivation_checkpoint:\n" +
 		"  mode: none\n"
 	ownOpenRLHF = "openrlhf_ppo: true\npretrain: x\nvllm_num_engines: 1\nzero_stage: 3\n"
+	ownCritic   = "critic:\n  enable: true\n"
 	ownVerl     = "algorithm:\n  adv_estimator: grpo\nactor_rollout_ref:\n  actor:\n" +
 		"    ppo_micro_batch_size_per_gpu: 1\n" +
 		"    strategy: fsdp2\n  model:\n    path: x\n  rollout:\n    name: vllm\n"

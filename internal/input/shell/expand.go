@@ -137,7 +137,7 @@ func (r *runner) elements(w *syntax.Word) ([]Word, bool) {
 
 // value returns the value of a word that is not split: of an assignment.
 func (r *runner) value(w *syntax.Word) Word {
-	if w == nil {
+	if w == nil || len(w.Parts) == 0 {
 		return Word{}
 	}
 	settled, unknown := r.settled(w)

@@ -90,6 +90,7 @@ func TestValues(t *testing.T) {
 		"$(echo $D | tr ',' '\\n' | wc -l)": "3", "$(awk -F',' '{print NF}' <<< \"$D\")": "3",
 		"$(nvidia-smi -L | wc -l)": "$(nvidia-smi -L | wc -l)", "${m:+x}": "", "${n:+x}": "x", "${!n}": "${!n}",
 		"$(echo $D | grep -o , | wc -l)": "2", "${m:?unset}": "${m:?unset}", "\\$n": "$n",
+		"${m:=}x": "x", "${m=}x": "x", "${empty:=}x": "x",
 	} {
 		s, err := Read("", []byte(before+"a "+text), nil, nil)
 		if err != nil {

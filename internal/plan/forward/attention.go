@@ -327,7 +327,7 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 
 // isEager is whether attention makes the scores of all pairs of tokens.
 func (p *pass) isEager(a *model.Attention) bool {
-	return p.Attention == Eager || a.Biased && !p.FusesBias || a.Soft ||
+	return p.Attention == Eager || a.Biased && !p.FusesBias || a.Soft && p.Attention != Flash ||
 		(a.Sinks != "" || a.NoSDPA && !p.SharedAttention) && p.Attention == SDPA
 }
 

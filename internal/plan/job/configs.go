@@ -55,7 +55,8 @@ func (r *resolver) framework() error {
 	r.FusedLoss = r.FusedLoss || f.FusedLoss
 	r.job.Pairs, r.job.KeepsHidden = f.Rewards || f.ValueHead || f.Answers != nil && f.Answers.Pairs, f.ValueHead
 	r.job.WeighsEntropy = f.WeighsEntropy
-	r.job.LossTwice, r.job.LoadsOnGPU, r.job.LoadsOnFirst = f.LossTwice, f.LoadsOnGPU, f.LoadsOnFirst
+	r.job.LossTwice, r.job.LoadsOnGPU = f.LossTwice, f.LoadsOnGPU
+	r.job.LoadsOnFirst = f.LoadsOnFirst && !r.job.Model.TiesEmbeddings()
 	if r.Modules == "" {
 		r.Modules = f.Modules
 	}

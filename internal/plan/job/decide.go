@@ -119,6 +119,9 @@ func Decide(in *Inputs, o Overrides) (*Job, error) {
 	}
 	r.job.Kernels.GPU = r.job.kernelsOf()
 	r.job.Settle()
+	if err := r.companions(); err != nil {
+		return nil, err
+	}
 	r.job.Assumptions = r.assumed
 	return r.job, nil
 }

@@ -25,6 +25,7 @@ type Inputs struct {
 	deepSpeedRelease version.Version
 	model            *model.Model
 	reference        *model.Model        // nil without
+	companions       []companionModel    // of the policy
 	fused            func() *model.Model // the model with fused experts
 	training         *recipe.Training
 	launch           *recipe.Accelerate
@@ -260,6 +261,9 @@ func (in *Inputs) readModel() (err error) {
 	if in.model, err = described(in.model); err != nil {
 		return err
 	}
+	if err := in.readCompanions(); err != nil {
+		return err
+	}
 	in.fused = sync.OnceValue(in.model.FuseExperts)
 	name = in.request.Reference
 	if a := in.answers(); a != nil && a.Reference && name == "" {
@@ -285,6 +289,34 @@ func (in *Inputs) readModel() (err error) {
 		in.reference, err = described(in.reference)
 	}
 	return err
+}
+
+// readCompanions loads the models of the companions that a framework's file names.
+func (in *Inputs) readCompanions() error {
+	if in.framework == nil || in.framework.Generation == nil {
+		return nil
+	}
+	for _, c := range in.framework.Generation.Companions {
+		m, err := in.load(c.Model)
+		if absent := model.LoadAbsent(c.Model); err != nil && absent != nil {
+			m, err = absent, nil
+		}
+		if err != nil {
+			return c.At.Inputf("the %s is %q: %v", c.Role, c.Model, err).
+				WithHint("give a folder, a file or a name of the catalog; plan the policy without it, and expect it " +
+					"on top")
+		}
+		if m.Network == nil || m.Network.Opaque != nil {
+			return c.At.Inputf("the %s is %s, whose layers are unknown, which is not planned", c.Role, c.Model).
+				WithHint("plan the job with the policy's own model, and expect the difference on top")
+		}
+		labeling, err := m.Labeling(1)
+		if err != nil {
+			return c.At.Inputf("the %s is %s: %v", c.Role, c.Model, err).WithHint("plan the job with another model")
+		}
+		in.companions = append(in.companions, companionModel{labeling, m.TiesEmbeddings()})
+	}
+	return nil
 }
 
 // packing returns how the weights of a repository were quantized, as a flag, a file or the repository's name says it.

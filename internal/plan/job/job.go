@@ -36,6 +36,8 @@ type Job struct {
 
 	Reference *model.Model // a frozen model beside it, as DPO and RLHF have; nil without
 	Answers   *Answers     // nil without a training on answers
+	// Companions are further models on the GPUs of a policy.
+	Companions []Companion
 	// Rollout is an engine that generates answers on the GPUs of the training; nil without.
 	Rollout *rollout.Engine
 

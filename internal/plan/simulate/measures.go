@@ -57,6 +57,15 @@ func (s *simulation) measure() *measures {
 	if s.reference != nil {
 		m.sums[ledger.ReferenceModel] = s.reference.measure().sums[ledger.Parameters]
 	}
+	for _, c := range s.companions {
+		of := c.measure().sums
+		if c.frozen {
+			m.sums[ledger.RewardModel] = of[ledger.Parameters]
+			continue
+		}
+		m.sums[ledger.CriticParameters], m.sums[ledger.CriticGradients] = of[ledger.Parameters], of[ledger.Gradients]
+		m.sums[ledger.CriticStates] = of[ledger.OptimizerStates]
+	}
 	m.sums[ledger.ManagedOptimizerStates] = m.sums[ledger.OptimizerStates]
 	return m
 }

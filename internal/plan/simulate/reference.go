@@ -16,8 +16,16 @@ func newReference(s *simulation) *simulation {
 	j := *s.Job
 	j.Model, j.Reference, j.ParameterType = s.Reference, nil, s.ReferenceType
 	j.Adapter, j.Quantization, j.Offload, j.QAT, j.OffloadActivations = nil, nil, nil, nil, nil
-	if d := j.DeepSpeed; d != nil {
+	if j.DeepSpeed != nil {
 		j.ParameterType = s.ParameterType
+	}
+	return newFrozen(s, frozenJob(&j))
+}
+
+// frozenJob returns the job of a model that is not trained. Only ZeRO-3 shards it.
+func frozenJob(of *job.Job) *job.Job {
+	j := *of
+	if d := j.DeepSpeed; d != nil {
 		j.DeepSpeed = nil
 		if d.ZeROStage == 3 {
 			frozen := *d
@@ -26,8 +34,13 @@ func newReference(s *simulation) *simulation {
 		}
 	}
 	j.Settle()
-	r := &simulation{Job: &j, gpu: s.gpu, host: s.host, tape: s.tape, frozen: true}
-	r.modules, r.parameters = makeParameters(&j)
+	return &j
+}
+
+// newFrozen makes the parameters of a model that is not trained.
+func newFrozen(s *simulation, j *job.Job) *simulation {
+	r := &simulation{Job: j, gpu: s.gpu, host: s.host, tape: s.tape, frozen: true}
+	r.modules, r.parameters = makeParameters(j)
 	for i, p := range r.parameters {
 		p.Index, p.Trainable = i, false
 	}

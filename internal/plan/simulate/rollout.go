@@ -217,6 +217,10 @@ func (e *rolloutEngine) whyAsleep() string {
 	return "weights wait in pinned memory (torch_memory_saver with a backup on the host)"
 }
 
+// ofOthers are what a trainer that moves everything leaves on the GPU: it is the engine's, or that of other models.
+var ofOthers = []ledger.Component{ledger.RolloutWeights, ledger.RolloutCache, ledger.ReferenceModel, ledger.RewardModel,
+	ledger.CriticParameters, ledger.CriticGradients, ledger.CriticStates}
+
 // moves returns the components of what a trainer moves to the host.
 func moves(b rollout.Backups) func(ledger.Component) bool {
 	of := map[ledger.Component]bool{
@@ -226,8 +230,7 @@ func moves(b rollout.Backups) func(ledger.Component) bool {
 		ledger.ExpAvgSq: b.Optimizer,
 	}
 	return func(c ledger.Component) bool {
-		isEngine := c == ledger.RolloutWeights || c == ledger.RolloutCache || c == ledger.ReferenceModel
-		return of[c] || b.All() && !isEngine
+		return of[c] || b.All() && !slices.Contains(ofOthers, c)
 	}
 }
 
@@ -344,7 +347,11 @@ func (s *simulation) generate(iteration ledger.Iteration) {
 		s.workspace()
 		s.drop(s.score(s))
 		s.judgeAnswers()
+		for _, c := range s.companions {
+			c.judge()
+		}
 	})
+	s.updateCompanions(iteration)
 	e.back(&e.optimizer)
 }
 
@@ -380,12 +387,16 @@ func (s *simulation) score(r *simulation) (result forward.Result) {
 	case s.rollout.ChunkedLogProbs:
 		options.Loss = forward.FusedLoss
 	}
-	pass := func() {
-		s.tape.WithoutGradients(func() { result = r.forward(s.tape, r.Model.Network, r.modules, options) })
-	}
-	z, shards := r.engine.(*zero3)
+	r.withoutGradients(func() { result = r.forward(s.tape, r.Model.Network, r.modules, options) })
+	return result
+}
+
+// withoutGradients runs a pass without gradients, beside those of the update.
+func (s *simulation) withoutGradients(body func()) {
+	pass := func() { s.tape.WithoutGradients(body) }
+	z, shards := s.engine.(*zero3)
 	switch {
-	case shards && r.frozen:
+	case shards && s.frozen:
 		pass()
 		z.coordinator.reset()
 	case shards:
@@ -393,7 +404,6 @@ func (s *simulation) score(r *simulation) (result forward.Result) {
 	default:
 		pass()
 	}
-	return result
 }
 
 // copyParameters makes the copies of parameters that a trainer with Megatron-LM has on the host: that of the frozen

@@ -61,7 +61,9 @@ type simulation struct {
 	decompressed  []hold       // ordinary weights that compressed-tensors has made of packed ones
 	reference     *simulation  // of the frozen model beside the trained one; nil without
 	frozen        bool         // this is such a model
+	companions    []*companion
 	rollout       *rolloutEngine
+	single        ledger.PhaseName // of all passes and steps of a companion; "" for a policy
 }
 
 // newSimulation makes the parameters of a rank. The engine gives them storage
@@ -69,14 +71,7 @@ type simulation struct {
 func newSimulation(j *job.Job, gpu, host *trace) *simulation {
 	s := &simulation{Job: j, gpu: gpu, host: host}
 	s.tape = autograd.NewTape(gpu, func() string { return s.engine.whyGradients() })
-	s.modules, s.parameters = makeParameters(j)
-	onGradient := func(p *autograd.Parameter) { s.engine.gradient(p) }
-	for i, p := range s.parameters {
-		p.Index, p.OnGradient = i, onGradient
-		if p.Trainable {
-			s.trained = append(s.trained, p)
-		}
-	}
+	s.makeParameters()
 	if j.OffloadActivations != nil {
 		s.offloaded = offloadedActivations{gpu: gpu, pinned: newPinnedMemory(j, host)}
 	}
@@ -85,7 +80,22 @@ func newSimulation(j *job.Job, gpu, host *trace) *simulation {
 	if j.Reference != nil {
 		s.reference = newReference(s)
 	}
+	for i := range j.Companions {
+		s.companions = append(s.companions, newCompanion(s, &j.Companions[i]))
+	}
 	return s
+}
+
+// makeParameters makes the parameters of the model.
+func (s *simulation) makeParameters() {
+	s.modules, s.parameters = makeParameters(s.Job)
+	onGradient := func(p *autograd.Parameter) { s.engine.gradient(p) }
+	for i, p := range s.parameters {
+		p.Index, p.OnGradient = i, onGradient
+		if p.Trainable {
+			s.trained = append(s.trained, p)
+		}
+	}
 }
 
 // chooseEngine makes the engine of the job.
@@ -130,6 +140,9 @@ func (s *simulation) hostRanks() int64 {
 
 // phase runs body as a phase of both devices.
 func (s *simulation) phase(name ledger.PhaseName, iteration ledger.Iteration, body func()) {
+	if s.single != "" {
+		name = s.single
+	}
 	if s.OnCPU {
 		s.host.phase(name, iteration, body)
 		return
@@ -147,10 +160,16 @@ func (s *simulation) run() {
 		if s.reference != nil {
 			s.reference.loadFrozen()
 		}
+		for _, c := range s.companions {
+			c.load()
+		}
 	})
 	s.phase(ledger.Initialize, ledger.Once, func() {
 		s.engine.initialize()
 		s.experts.initialize()
+		for _, c := range s.companions {
+			c.initialize()
+		}
 		s.rollout.start()
 	})
 	s.iterate(ledger.First)
@@ -159,6 +178,9 @@ func (s *simulation) run() {
 	s.phase(ledger.Checkpoint, ledger.Once, func() {
 		s.engine.save()
 		s.experts.save()
+		for _, c := range s.companions {
+			c.save()
+		}
 	})
 	s.drop(s.held)
 	s.held = forward.Result{}
@@ -166,7 +188,12 @@ func (s *simulation) run() {
 		s.decompressed[i].free()
 	}
 	s.gpu.emptyCache()
-	s.phase(ledger.Resume, ledger.Once, s.engine.resume)
+	s.phase(ledger.Resume, ledger.Once, func() {
+		s.engine.resume()
+		for _, c := range s.companions {
+			c.resume()
+		}
+	})
 }
 
 // iterate runs the micro batches of one optimizer step. It leaves out those that are like others in memory: the first

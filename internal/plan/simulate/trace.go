@@ -28,8 +28,9 @@ type trace struct {
 	atTop     bool            // held is as at the peak, and not yet copied to atPeak and counts
 	cached    *ledger.Holding // mapped files of the current phase
 	failed    error
-	measures  *measures // what formulas count in; nil counts bytes
-	strict    bool      // every allocation of a component must give the same reason
+	measures  *measures                             // what formulas count in; nil counts bytes
+	renamed   map[ledger.Component]ledger.Component // while a companion of the policy runs
+	strict    bool                                  // every allocation of a component must give the same reason
 }
 
 type block struct {
@@ -80,6 +81,9 @@ func newTrace(a replayer) *trace { return &trace{allocator: a} }
 // component returns the index of a component. Only the first allocation of a component calls why: a job may make a
 // million of them.
 func (t *trace) component(name ledger.Component, why func() string) int {
+	if other := t.renamed[name]; other != "" {
+		name = other
+	}
 	i := slices.Index(t.names, name)
 	if i < 0 {
 		i = len(t.names)

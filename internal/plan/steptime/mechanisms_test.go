@@ -245,3 +245,19 @@ func TestAssumedNetwork(t *testing.T) {
 		t.Error("the network of a data sheet is assumed")
 	}
 }
+
+// TestCriticTakesPasses: a critic of the policy's size has passes as long as those of the policy.
+func TestCriticTakesPasses(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	of := func(enable string) *predictor {
+		path := file("run"+enable+".sh", "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=llama-3-8b "+
+			"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 critic.model.path=llama-3-8b "+
+			"critic.ppo_micro_batch_size_per_gpu=1 trainer.n_gpus_per_node=8 critic.enable="+enable+"\n")
+		p, _ := predicted(t, job.Request{Configs: []string{path}, GPU: "H100-80GB"})
+		return p
+	}
+	with, without := of("True"), of("False")
+	if ratio := with.backward / without.backward; ratio < 1.9 || ratio > 2 { // the critic has no logits
+		t.Errorf("the backward passes with a critic take %.3f times those without", ratio)
+	}
+}

@@ -91,12 +91,27 @@ func (p *predictor) passes(w work) {
 	if j.Answers != nil && j.Answers.Mismatched != job.Never { // without gradients, on answers to other prompts
 		p.forward *= 2
 	}
+	critics := 1 + p.critics()
+	p.forward, p.backward = critics*p.forward, critics*p.backward
 	p.offloadActivations()
 	gradients := p.trained / float64(j.Parallel.Tensor) * float64(j.ParameterType.Size())
 	if j.DeepSpeed != nil && j.DeepSpeed.ZeROStage > 1 || j.FSDP != nil && j.SyncEachBatch {
 		gradients /= float64(p.holders())
 	}
 	p.added = 3 * gradients / p.rates.Device
+}
+
+// critics returns the work of critics in a step over that of the policy: parameters times tokens.
+func (p *predictor) critics() (share float64) {
+	work := func(j *job.Job) float64 {
+		return float64(j.Model.Elements()) * float64(j.Sequences()*j.Sequence) * float64(max(1, j.Accumulation))
+	}
+	for i := range p.job.Companions {
+		if c := &p.job.Companions[i]; c.Trains() {
+			share += work(c.Job) / work(p.job)
+		}
+	}
+	return share
 }
 
 // offloadActivations adds what the passes wait for activations on their way to the host and back. With streams of their

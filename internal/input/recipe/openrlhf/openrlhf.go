@@ -39,7 +39,7 @@ var program = recipe.Program{Name: "OpenRLHF", Package: "openrlhf", Release: ver
 	Oldest: version.Version{Minor: 6}, Unread: rule.Uncommented(ignored),
 	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
 	Keys: aliased(rule.Ignored(ignored), rule.Anything.For(mark),
-		rule.Worded.For(`pretrain reward_pretrain agent_func_path attn_implementation
+		rule.Worded.For(`pretrain reward_pretrain critic_pretrain agent_func_path attn_implementation
 			grad_accum_dtype actor_optim`), rule.Anything.For("temperature torch_compile pretrain_data"),
 		rule.Switched.For(`colocate_actor_ref colocate_all_models vllm_enable_sleep
 			enforce_eager async_train gradient_checkpointing gradient_checkpointing_use_reentrant adam_offload
@@ -96,15 +96,10 @@ func (r *reader) read() error {
 
 // refuse refuses what is not planned.
 func (r *reader) refuse() error {
-	all := r.Truth("colocate_all_models")
-	if all && r.hasCritic() {
-		return r.Fault("colocate_all_models", "is true, and advantage_estimator is gae: a critic is trained on the "+
-			"GPUs of the actor, which is not planned yet", "plan the actor alone with another estimator, such as "+
-			"group_norm, and expect the critic on top")
-	}
-	if all && r.hasReward() {
-		return r.Fault("reward_pretrain", "names a model that rewards answers on the GPUs of the actor, which is not "+
-			"planned yet", "give --remote_rm_url to plan the job without it")
+	several := strings.Contains(r.Word("reward_pretrain"), ",")
+	if several && r.Truth("colocate_all_models") && r.hasReward() {
+		return r.Fault("reward_pretrain", "names several models that reward answers on the GPUs of the actor, which "+
+			"is not planned yet", "give --remote_rm_url to plan the job without them")
 	}
 	if o := r.Word("actor_optim"); o != "" && o != "adam" {
 		return r.Fault("actor_optim", fmt.Sprintf("is %s, which is not planned for OpenRLHF yet", o), "set it to adam")
@@ -171,7 +166,7 @@ func (r *reader) batch() {
 	at, longest := r.longest()
 	key, micro := "micro_train_batch_size", r.Integer("micro_train_batch_size")
 	world := int64(max(1, r.To.Nodes*r.To.PerNode))
-	steps := max(1, r.Integer("train_batch_size")/(micro*world))
+	steps := int64(r.accumulation())
 	if r.Truth("use_dynamic_batch") {
 		key = "train_max_tokens_per_gpu"
 		tokens := max(longest, r.Integer(key))
@@ -184,6 +179,12 @@ func (r *reader) batch() {
 	r.To.Sequence = int(longest)
 	r.Set("per_device_train_batch_size", key, int(micro))
 	r.Set("gradient_accumulation_steps", "train_batch_size", int(steps))
+}
+
+// accumulation returns the micro batches of a step that are not packed.
+func (r *reader) accumulation() int {
+	each := r.Integer("micro_train_batch_size") * int64(max(1, r.To.Nodes*r.To.PerNode))
+	return int(max(1, r.Integer("train_batch_size")/each))
 }
 
 // shard gives DeepSpeed's configuration: get_train_ds_config in openrlhf/utils/deepspeed/deepspeed_utils.py.
@@ -260,6 +261,43 @@ func (r *reader) generation() {
 			"plan leaves out")
 	}
 	r.To.Generation = &recipe.Generation{Engine: &e, Reference: judges && beside, LeftOut: r.others(judges && !beside)}
+	if all {
+		r.companions()
+	}
+}
+
+// companions adds the critic and the model that rewards answers, where they are on the GPUs of the actor. Each has a
+// process of its own (openrlhf/models/model.py, openrlhf/trainer/ray/ppo_critic.py).
+func (r *reader) companions() {
+	g := r.To.Generation
+	_, longest := r.longest()
+	c := recipe.Companion{Weights: r.Word("param_dtype"), Recomputes: r.Truth("gradient_checkpointing"), Context: 1,
+		Apart: true, MicroBatch: r.Integer("micro_train_batch_size"), Judged: r.Integer("micro_rollout_batch_size"),
+		Accumulation: r.accumulation(), Sequence: longest}
+	if r.Truth("use_dynamic_batch") {
+		c.MicroBatch, c.Judged, c.Sequence = 1, 1, int64(r.To.Sequence)
+	}
+	if r.hasCritic() {
+		trained := c
+		trained.Role, trained.Model, trained.At = recipe.Critic, r.Word("pretrain"), r.Place("advantage_estimator")
+		for _, key := range []string{"critic_pretrain", "reward_pretrain"} {
+			if r.Gives(key) && (key == "critic_pretrain" || r.hasReward()) {
+				trained.Model, trained.At = r.Word(key), r.Place(key)
+				break
+			}
+		}
+		if r.Truth("deepspeed_enable_sleep") && !r.Truth("adam_offload") {
+			trained.Backups = rollout.Backups{Gradients: true, Optimizer: true}
+		}
+		g.Companions = append(g.Companions, trained)
+	}
+	if r.hasReward() {
+		frozen := c
+		frozen.Role, frozen.Model, frozen.At = recipe.Reward, r.Word("reward_pretrain"), r.Place("reward_pretrain")
+		frozen.Backups.Parameters = r.Truth("ref_reward_offload") && r.Integer("zero_stage") == 3
+		g.Companions = append(g.Companions, frozen)
+	}
+	g.Engine.Apart += int64(len(g.Companions))
 }
 
 // others names the models that have GPUs of their own.
@@ -267,10 +305,11 @@ func (r *reader) others(frozen bool) (list []string) {
 	if frozen {
 		list = append(list, "the GPUs of the frozen model")
 	}
-	if r.hasCritic() {
+	all := r.Truth("colocate_all_models")
+	if r.hasCritic() && !all {
 		list = append(list, "the GPUs of the critic")
 	}
-	if r.hasReward() {
+	if r.hasReward() && !all {
 		list = append(list, "the GPUs of the reward model")
 	}
 	if r.Gives("agent_func_path") {
@@ -281,14 +320,15 @@ func (r *reader) others(frozen bool) (list []string) {
 
 // remarks notes keys that change memory in a way that the plan leaves out.
 func (r *reader) remarks() {
-	if r.hasCritic() {
+	all := r.Truth("colocate_all_models")
+	if r.hasCritic() && !all {
 		r.Note("advantage_estimator", "is "+r.Word("advantage_estimator")+": a critic is trained on GPUs of its own, "+
 			"which the plan leaves out")
 	}
 	if r.Gives("entropy_loss_coef") {
 		r.Note("entropy_loss_coef", "is given: entropies of the logits take more than the plan says")
 	}
-	if r.hasReward() {
+	if r.hasReward() && !all {
 		r.Note("reward_pretrain", "names a model that rewards answers on GPUs of its own, which the plan leaves out")
 	}
 	if n := r.Integer("rollout_max_tokens_per_gpu"); n > 0 && n != r.Integer("train_max_tokens_per_gpu") {

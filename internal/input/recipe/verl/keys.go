@@ -18,6 +18,7 @@ var fsdpIgnored string
 var keys = nested(strict.Merge(rule.Ignored(fsdpIgnored), flat))
 
 var flat = strict.Merge(
+	companionKeys,
 	rule.Ignored(ignored),
 	rule.Anything.For("verl_ppo"), rule.Worded.For("model_engine config_name"),
 	rule.Measured.For("actor_rollout_ref.actor.entropy_coeff"),

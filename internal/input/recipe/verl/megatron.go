@@ -130,9 +130,10 @@ func (r *megatronReader) give(argument, of string, is any) {
 
 // refuse refuses what is not planned.
 func (r *megatronReader) refuse() error {
-	if a := r.Word("algorithm.adv_estimator"); a == "gae" {
+	if hasCritic(r.Reader) {
 		return r.Fault("algorithm.adv_estimator", "is gae: a critic is trained beside the actor, which is not planned "+
-			"yet", "plan the actor alone with another estimator, such as grpo, and expect the critic on top")
+			"for Megatron core yet", "plan the actor alone with another estimator, such as grpo, and expect the "+
+			"critic on top")
 	}
 	if s := r.Word(actor + "strategy"); s != "" && s != "megatron" {
 		return r.Fault(actor+"strategy", fmt.Sprintf("is %s beside keys of Megatron core", s),

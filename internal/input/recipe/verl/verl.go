@@ -74,7 +74,7 @@ func (r *reader) read() error {
 		return err
 	}
 	const checkpoints = model + "enable_gradient_checkpointing"
-	r.Set("gradient_checkpointing", checkpoints, r.Truth(checkpoints))
+	r.Set("gradient_checkpointing", checkpoints, r.recomputes(checkpoints))
 	kwargs := &strict.Value{Kind: '{'}
 	recipe.Give(kwargs, "use_reentrant", -1, strict.Of(false))
 	recipe.Give(r.Arguments, "gradient_checkpointing_kwargs", r.At(model+"path"), kwargs)
@@ -105,11 +105,7 @@ func (r *reader) engines() error {
 	if r.Gives("hydra.searchpath") {
 		return r.Fault("hydra.searchpath", "adds configurations that plimsoll does not have", hint)
 	}
-	name := strings.TrimSuffix(strings.TrimSuffix(r.Word("config_name"), ".yaml"), ".yml")
-	if name != "" && name != "ppo_trainer" {
-		return r.Fault("config_name", fmt.Sprintf("is %s, whose defaults plimsoll does not know", name), hint)
-	}
-	return nil
+	return r.applyNamed(hint)
 }
 
 // refuse refuses what is not planned: other models beside the actor, and engines that are not FSDP.
@@ -121,10 +117,6 @@ func (r *reader) refuse() error {
 		return r.Fault(actor+"strategy", fmt.Sprintf("is %s: of verl FSDP and Megatron core are planned", s),
 			"with Megatron core give the command that starts verl")
 	}
-	if a := r.Word("algorithm.adv_estimator"); a == "gae" {
-		return r.Fault("algorithm.adv_estimator", "is gae: a critic is trained beside the actor, which is not planned "+
-			"yet", "plan the actor alone with another estimator, such as grpo, and expect the critic on top")
-	}
 	if o := r.Word(actor + "optim.optimizer"); o != "AdamW" || r.Word(actor+"optim.optimizer_impl") != "torch.optim" {
 		return r.Fault(actor+"optim.optimizer", fmt.Sprintf("is %s, which is not planned yet", o),
 			"plimsoll plans AdamW of torch.optim")
@@ -135,12 +127,8 @@ func (r *reader) refuse() error {
 			"give a divisor of their number")
 	}
 	return cmp.Or(
-		r.Unplanned("a critic is trained beside the actor", "critic.enable"),
-		r.Unplanned("a model that rewards answers lies on the GPUs, too",
-			"reward_model.enable reward.reward_model.enable"),
 		r.Unplanned("a teacher lies on GPUs, too", "distillation.enabled"),
 		r.Unplanned("units are cut by their size", fsdp+"wrap_policy.min_num_params"),
-		r.Unplanned("gradients stay whole while they accumulate", fsdp+"use_no_sync_for_gradient_accumulation"),
 		r.Unplanned("it divides the engine in another way", engine+"disaggregation.enabled"),
 		r.Unplanned("the engine has GPUs of its own", engine+"nnodes"), colocated(r.Reader.Reader),
 		r.Unplanned("it changes what the passes hold", model+"enable_activation_offload "+actor+"qat.enable "+
@@ -236,6 +224,28 @@ func (r *reader) precision() error {
 	return nil
 }
 
+// attentionOf returns the implementation of attention: that of flash-attn, unless override_config has another
+// (attn_implementation in verl/workers/engine/fsdp/transformer_impl.py).
+func attentionOf(overrides *strict.Value) string {
+	if overrides != nil {
+		m := overrides.Member("attn_implementation")
+		if m != nil && (m.Value.Text == "sdpa" || m.Value.Text == "eager") {
+			return m.Value.Text
+		}
+	}
+	return "flash"
+}
+
+// accumulatesWhole reports whether ranks keep full gradients of all micro batches but the last: verl 0.9.0 does, and
+// later releases if a key of FSDP's section asks for it (_gradient_sync_context in
+// verl/workers/engine/fsdp/transformer_impl.py).
+func (r *reader) accumulatesWhole(section string) bool {
+	if v := r.To.Release; v.Major == 0 && v.Minor == 9 && v.Patch == 0 {
+		return true
+	}
+	return r.Truth(section + "use_no_sync_for_gradient_accumulation")
+}
+
 // shard sets FSDP for every block. Only FSDP2 may have the host hold its shards for good.
 func (r *reader) shard() {
 	config := &strict.Value{Kind: '{'}
@@ -252,9 +262,14 @@ func (r *reader) shard() {
 	recipe.Give(config, "reshard_after_forward", -1, strict.Of(policy))
 	recipe.Give(config, "cpu_offload", -1, strict.Of(r.Truth(fsdp+"offload_policy")))
 	recipe.Give(config, "state_dict_type", -1, strict.Of("SHARDED_STATE_DICT"))
+	r.To.Attention = attentionOf(r.Find(model + "override_config"))
 	r.To.LoadsOnFirst = true // get_init_weight_context_manager in verl/utils/fsdp_utils.py
 	r.To.SeveralOnly = true
 	r.Set("fsdp", actor+"strategy", "full_shard auto_wrap")
+	kwargs, sync := &strict.Value{Kind: '{'}, &strict.Value{Kind: '{'}
+	recipe.Give(sync, "sync_each_batch", -1, strict.Of(!r.accumulatesWhole(fsdp)))
+	recipe.Give(kwargs, "gradient_accumulation_kwargs", -1, sync)
+	recipe.Give(r.Arguments, "accelerator_config", r.At(actor+"strategy"), kwargs)
 	recipe.Give(r.Arguments, "fsdp_config", r.At(actor+"strategy"), config)
 	if n := r.sequenceRanks(); n > 1 { // Ulysses, with flash attention: verl/models/transformers/monkey_patch.py
 		r.To.Attention = "flash"
@@ -276,16 +291,21 @@ func (r *reader) rollout() error {
 	e.Backups.Gradients = e.Backups.Parameters
 	e.Backups.Optimizer = r.Truth(fsdp + "optimizer_offload")
 	e.HostReference, e.ChunkedLogProbs = true, r.To.FusedLoss
-	if n := r.Integer(engine + "log_prob_micro_batch_size_per_gpu"); n > 0 && !r.Truth(actor+"use_dynamic_bsz") {
-		e.LogProbsBatch = n
+	judged := r.Integer(engine + "log_prob_micro_batch_size_per_gpu")
+	if judged == 0 { // its name up to verl 0.1, for all GPUs together
+		judged = r.Integer(engine+"log_prob_micro_batch_size") / int64(max(1, r.To.PerNode*r.To.Nodes))
 	}
+	if judged > 0 && !r.Truth(actor+"use_dynamic_bsz") {
+		e.LogProbsBatch = judged
+	}
+	e.SyncsFromGPU = true // load_fsdp_model_to_gpu in get_per_tensor_param
 	r.To.Generation = &recipe.Generation{Engine: e, Reference: r.judges()}
-	return nil
+	return r.companions()
 }
 
 // engineOf reads the engine.
 func engineOf(r *strict.Reader) (*rollout.Engine, error) {
-	name := r.Word(engine + "name")
+	name := engineName(r)
 	if name != rollout.VLLM && name != rollout.SGLang {
 		return nil, r.Fault(engine+"name", fmt.Sprintf("is %q, expected vllm or sglang", name), "")
 	}
