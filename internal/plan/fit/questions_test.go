@@ -181,11 +181,15 @@ func combined(q job.Request) (list []job.Request) {
 	if q.MicroBatch > 1 {
 		q.Accumulation, q.MicroBatch = q.MicroBatch, 1
 	}
+	losses := []string{""}
+	if j, err := q.Resolve(); err == nil && job.HasLiger(j.Model) {
+		losses = []string{"fused", ""}
+	}
 	for _, sharding := range []string{"", "fsdp", "fsdp offload", "zero1", "zero2", "zero3", "zero1 optimizer",
 		"zero2 optimizer", "zero3 optimizer", "zero3 all"} {
 		for _, states := range []string{"", "fused", "states", "split", "int8", "split24", "tier"} {
 			for _, activations := range []bool{false, true} {
-				for _, loss := range []string{"fused", ""} {
+				for _, loss := range losses {
 					c := q
 					c.Loss, c.OffloadsActivations = loss, activations
 					if c, ok := withSharding(c, sharding); ok {
