@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -76,23 +77,25 @@ func (d *PlanDocument) limiting() *ledger.Device {
 
 // largestOf names the largest components at a device's peak.
 func largestOf(device *ledger.Device) string {
+	names, sums := largestAt(device)
+	var parts []string
+	for _, c := range names {
+		parts = append(parts, fmt.Sprintf("%s %v", c.Title(), sums[c]))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// largestAt returns the largest components at a device's peak, and the bytes of all.
+func largestAt(device *ledger.Device) ([]ledger.Component, map[ledger.Component]ledger.Bytes) {
 	const most = 3
 	sums := map[ledger.Component]ledger.Bytes{}
 	for _, h := range held(device, device.Peak()) {
 		sums[wholeOf(h.Component)] += h.Bytes
 	}
-	var names []ledger.Component
-	for c := range sums {
-		names = append(names, c)
-	}
-	slices.SortFunc(names, func(a, b ledger.Component) int {
+	names := slices.SortedFunc(maps.Keys(sums), func(a, b ledger.Component) int {
 		return cmp.Or(cmp.Compare(sums[b], sums[a]), cmp.Compare(a, b))
 	})
-	var parts []string
-	for _, c := range names[:min(most, len(names))] {
-		parts = append(parts, fmt.Sprintf("%s %v", c.Title(), sums[c]))
-	}
-	return strings.Join(parts, ", ")
+	return names[:min(most, len(names))], sums
 }
 
 // allRungs shows a whole ladder, with the lines of a program that do the same as its flags.
