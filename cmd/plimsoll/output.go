@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"plimsoll/internal/after/reconcile"
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/show/report"
 )
@@ -33,6 +34,12 @@ func htmlFlag(c *cobra.Command) {
 
 // present writes a result for what is behind stdout, and the page that --html names.
 func present(c *cobra.Command, page *report.Page, format report.Format) error {
+	return presentRecorded(c, page, format, nil, nil)
+}
+
+// presentRecorded writes the result of a recording, whose page has charts over time.
+func presentRecorded(c *cobra.Command, page *report.Page, format report.Format, timeline *reconcile.Timeline,
+	peaks []reconcile.Peak) error {
 	screen := report.ScreenOf(c.OutOrStdout(), os.Environ())
 	screen.Table, screen.Long = page.Screen.Table, page.Screen.Long
 	page.Screen = screen
@@ -44,7 +51,7 @@ func present(c *cobra.Command, page *report.Page, format report.Format) error {
 		return nil
 	}
 	return writeFile("--html", flag.Value.String(), func(w io.Writer) error {
-		return report.WriteHTML(w, page, c.Root().Version, nil, nil)
+		return report.WriteHTML(w, page, c.Root().Version, timeline, peaks)
 	})
 }
 

@@ -150,7 +150,7 @@ func (d *Comparison) Page() *Page {
 	p := &Page{Title: "Comparison of " + d.Recording.Job, Sections: []Section{{d.facts()}}, Document: d,
 		Verdict: d.VerdictLine(), Tone: toneOf(d.Within)}
 	for _, of := range d.devices() {
-		p.Sections = append(p.Sections, Section{d.phases(of), d.components(of)})
+		p.Sections = append(p.Sections, Section{d.differences(of), d.phases(of), d.peakPicture(of), d.components(of)})
 	}
 	p.Sections = append(p.Sections, Section{d.growth()})
 	return p
@@ -313,6 +313,38 @@ func (d *Comparison) components(of compared) *Table {
 		t.add("beside that: page cache of mapped files", nil, peak.PageCache, nil)
 	}
 	return t
+}
+
+// differences draws how far each phase of a device is from its plan.
+func (d *Comparison) differences(of compared) Block {
+	var rows []barRow
+	for _, p := range d.Peaks {
+		if difference, known := p.Difference(); known && (compared{p.Device, p.Rank}) == of {
+			rows = append(rows, barRow{d.stage(p.Phase, p.Iteration), []barPart{{size: float64(difference)}}})
+		}
+	}
+	return differing(of.title()+": measured less planned, by phase", rows)
+}
+
+// peakPicture draws what a device holds at its highest peak.
+func (d *Comparison) peakPicture(of compared) Block {
+	peak := d.highest(of)
+	rows := []barRow{{name: "planned"}, {name: "measured"}}
+	for _, l := range d.Lines {
+		if l.Device != of.kind || l.Rank != of.rank || l.Phase != peak.Phase || l.Iteration != peak.Iteration {
+			continue
+		}
+		part := barPart{component: wholeOf(l.Component), title: wholeOf(l.Component).Title()}
+		if part.size = float64(l.Planned); part.size > 0 {
+			rows[0].put(part)
+		}
+		if l.Measured != nil && *l.Measured > 0 {
+			part.size = float64(*l.Measured)
+			rows[1].put(part)
+		}
+	}
+	rows = slices.DeleteFunc(rows, func(r barRow) bool { return len(r.parts) == 0 })
+	return stacked(of.title()+": at the peak, "+d.stage(peak.Phase, peak.Iteration), rows, sizeWords)
 }
 
 // growth tells what grows.

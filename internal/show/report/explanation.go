@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/after/explain"
+	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/lever"
 )
 
@@ -21,7 +22,11 @@ func explanationPage(e *explain.Explanation, sections []explainedSection) *Page 
 	}
 	for _, section := range sections {
 		if len(section.items) > 0 {
-			p.Sections = append(p.Sections, Section{Paragraph(section.title + ":"), List(section.items)})
+			s := Section{Paragraph(section.title + ":"), List(section.items)}
+			if section.title == holdersTitle {
+				s = append(s, holdersPicture(e.Holders))
+			}
+			p.Sections = append(p.Sections, s)
 		}
 	}
 	return p
@@ -34,10 +39,24 @@ type explainedSection struct {
 	items []string
 }
 
+// holdersTitle is that of the list of those who held what ran out.
+const holdersTitle = "who held it"
+
+// holdersPicture draws a bar for each of them: one may be a part of another.
+func holdersPicture(holders []explain.Holder) Block {
+	var rows []barRow
+	for _, h := range holders {
+		component := ledger.Component(h.Component)
+		rows = append(rows, barRow{shortened(h.Text, 28), []barPart{{
+			component: wholeOf(component), title: component.Title(), size: float64(h.Bytes)}}})
+	}
+	return stacked("Who held it", rows, sizeWords)
+}
+
 func explainedSections(e *explain.Explanation) []explainedSection {
 	return []explainedSection{
 		{"evidence", 0, evidenceItems(e)},
-		{"who held it", 2, holderItems(e)},
+		{holdersTitle, 2, holderItems(e)},
 		{"what it is not", 5, ruledOutItems(e)},
 		{"what to change", 1, editItems(e)},
 		{"what to collect", 3, collectItems(e)},

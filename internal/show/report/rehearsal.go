@@ -281,7 +281,7 @@ func (r *Rehearsal) Page() *Page {
 
 func (r *Rehearsal) sections(job, found Facts) []Section {
 	table := hostTable(r.Ledger, r.BytesPerParameter.Measured != nil, r.Job.ParametersOnHost)
-	sections := []Section{{job}, {table}, {found}}
+	sections := []Section{{job}, {rehearsedPicture(r.Ledger), table}, {found, stepsPicture(r.Steps)}}
 	if r.Overlap != nil {
 		sections = append(sections, r.Overlap.sections()...)
 	}
@@ -496,4 +496,38 @@ func plannedLine(v rehearse.Verdict) string {
 			v.LimitedBy, v.Missing)
 	}
 	return fmt.Sprintf("FITS: needs %v of the %v that are left (%s)", v.Needed, v.Available, v.LimitedBy)
+}
+
+// rehearsedPicture draws what the components of host memory were planned to hold, and what they held.
+func rehearsedPicture(c ledger.Comparison) Block {
+	rows := []barRow{{name: "planned"}, {name: "measured"}}
+	for _, l := range c {
+		part := barPart{component: wholeOf(l.Component), title: wholeOf(l.Component).Title(), size: float64(l.Planned)}
+		rows[0].put(part)
+		if l.Measured != nil {
+			part.size = float64(*l.Measured)
+			rows[1].put(part)
+		}
+	}
+	rows = slices.DeleteFunc(rows, func(r barRow) bool { return len(r.parts) == 0 })
+	return stacked("Host memory by component", rows, sizeWords)
+}
+
+// mostSteps is how many steps a picture shows: the last ones.
+const mostSteps = 24
+
+// stepsPicture draws how long each step took, and what for.
+func stepsPicture(steps []rehearse.Step) Block {
+	var rows []barRow
+	for i, s := range steps {
+		if i < len(steps)-mostSteps {
+			continue
+		}
+		rest := max(0, s.Seconds-s.NormSeconds-s.UpdateSeconds)
+		rows = append(rows, barRow{fmt.Sprintf("step %d", i+1), []barPart{
+			{activity: "summing", title: "norm of the gradients", size: s.NormSeconds},
+			{activity: "updating", title: "update", size: s.UpdateSeconds},
+			{activity: otherColor, title: "other", size: rest}}})
+	}
+	return stacked("Time of a step", rows, seconds)
 }

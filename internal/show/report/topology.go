@@ -49,7 +49,7 @@ func (t *Topology) MarshalJSON() ([]byte, error) {
 func (t *Topology) Page() *Page {
 	return &Page{
 		Title:    "Topology of " + title(t.Host),
-		Sections: []Section{{t.limits()}, {machineTree(t.Host)}, {distances(t.Nodes)}},
+		Sections: []Section{{t.limits()}, {coresPicture(t.Host), machineTree(t.Host)}, {distances(t.Nodes)}},
 		Document: t,
 	}
 }
