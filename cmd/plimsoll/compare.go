@@ -57,6 +57,7 @@ It ends with exit code 4 if a measured peak differs from its plan by more than
 	toleranceFlag(command, &options.tolerance)
 	command.Flags().StringVar(&options.learn, "learn", "",
 		"write what the run has taught about memory beside the model to a `file` for plan --factors")
+	longFlag(command)
 	outputFlags(command, &options.format, "print one JSON document")
 	htmlFlag(command)
 	return command

@@ -24,6 +24,11 @@ func outputFlags(c *cobra.Command, format *report.Format, json string) {
 	complete(c, "format", cobra.FixedCompletions(report.Formats(), cobra.ShellCompDirectiveNoFileComp))
 }
 
+// longFlag adds --long, which present obeys, to a verb whose result on a terminal is one screen.
+func longFlag(c *cobra.Command) {
+	c.Flags().Bool("long", false, "show all on a terminal, too, and not one screen of it")
+}
+
 // htmlFormat is the name of the format, and of the flag.
 const htmlFormat = "html"
 
@@ -41,7 +46,10 @@ func present(c *cobra.Command, page *report.Page, format report.Format) error {
 func presentRecorded(c *cobra.Command, page *report.Page, format report.Format, timeline *reconcile.Timeline,
 	peaks []reconcile.Peak) error {
 	screen := report.ScreenOf(c.OutOrStdout(), os.Environ())
-	screen.Table, screen.Long = page.Screen.Table, page.Screen.Long
+	screen.Table = page.Screen.Table
+	if long := c.Flags().Lookup("long"); long != nil {
+		screen.Long = long.Value.String() == "true"
+	}
 	page.Screen = screen
 	if err := page.Write(c.OutOrStdout(), format); err != nil {
 		return err

@@ -520,7 +520,7 @@ func runPlan(c *cobra.Command, o planOptions) error {
 		}
 	}
 	page := document.Page()
-	page.Screen.Table, page.Screen.Long = o.table, o.long
+	page.Screen.Table = o.table
 	if o.explain != "" {
 		if page, err = document.Explain(o.explain); err != nil {
 			return err

@@ -148,11 +148,34 @@ func newComparedRecording(r *reconcile.Recording) ComparedRecording {
 // Page shows the peaks of every device, its components at the highest one, and what grows.
 func (d *Comparison) Page() *Page {
 	p := &Page{Title: "Comparison of " + d.Recording.Job, Sections: []Section{{d.facts()}}, Document: d,
-		Verdict: d.VerdictLine(), Tone: toneOf(d.Within)}
+		Verdict: d.VerdictLine(), Tone: toneOf(d.Within), Brief: d.brief, Piped: true}
 	for _, of := range d.devices() {
 		p.Sections = append(p.Sections, Section{d.differences(of), d.phases(of), d.peakPicture(of), d.components(of)})
 	}
 	p.Sections = append(p.Sections, Section{d.growth()})
+	return p
+}
+
+// brief shows the device that is farthest from its plan: its fullest phases, its largest components, and what grows.
+func (d *Comparison) brief(detail int) *Page {
+	p := &Page{Sections: []Section{{d.facts().chosen("recording", "end")}}, Verdict: d.VerdictLine(),
+		Tone: toneOf(d.Within)}
+	if list := d.devices(); len(list) > 0 {
+		of := list[0]
+		if f := d.Farthest; f != nil && slices.Contains(list, compared{f.Device, f.Rank}) {
+			of = compared{f.Device, f.Rank}
+		}
+		phases, components := d.phases(of), d.components(of)
+		phases.Style = Plain
+		p.Sections = append(p.Sections, Section{phases.heaviestRows(max(1, detail/2), largestCell)},
+			Section{components.heaviestRows(max(1, detail/2), largestCell)})
+	}
+	growth := d.growth()
+	shown := growth[:min(len(growth), 1+detail/4)]
+	if hidden := len(growth) - len(shown); hidden > 0 {
+		shown.add("", "and %d more", hidden)
+	}
+	p.Sections = append(p.Sections, Section{shown, next("--long shows all devices and phases, --html FILE draws them")})
 	return p
 }
 

@@ -272,8 +272,34 @@ func (r *Rehearsal) Page() *Page {
 		Verdict:  r.VerdictLine(),
 		Tone:     toneOf(r.Verdict.Fits && r.WithinTolerance()),
 		Document: r,
+		Brief:    r.brief,
+		Piped:    true,
 	}
 	for _, change := range r.Verdict.WouldFit {
+		p.Hints = append(p.Hints, "would fit: "+change)
+	}
+	return p
+}
+
+// brief shows the largest components, and what a step takes.
+func (r *Rehearsal) brief(detail int) *Page {
+	var job Facts
+	job.add("model", "%s, %s parameters", r.Model.Name, ledger.Count(r.Model.Parameters))
+	job.add("host", "%s", r.Host)
+	names := []string{"optimizer step", "update", "overflow", "start"}
+	if r.BytesPerParameter.Measured == nil {
+		names = append(names, "bytes a parameter")
+	}
+	facts := r.facts().chosen(names...)
+	facts.addEach("note", r.Notes[:min(len(r.Notes), detail/4)])
+	table := hostTable(r.Ledger, r.BytesPerParameter.Measured != nil, r.Job.ParametersOnHost)
+	sections := []Section{{job}, {table.heaviestRows(max(1, detail), largestCell)}, {facts}}
+	if r.Overlap != nil {
+		sections = append(sections, r.Overlap.sections()...)
+	}
+	p := &Page{Sections: append(sections, Section{next("--long shows every component, and where the workers run")}),
+		Verdict: r.VerdictLine(), Tone: toneOf(r.Verdict.Fits && r.WithinTolerance())}
+	for _, change := range r.Verdict.WouldFit[:min(len(r.Verdict.WouldFit), 1+detail/4)] {
 		p.Hints = append(p.Hints, "would fit: "+change)
 	}
 	return p
