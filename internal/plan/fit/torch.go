@@ -142,7 +142,7 @@ func newTorchSearch(q Question) (*torchSearch, error) {
 	}
 	if q.States.Tier.Memory > 0 && q.States.Tier.Disks == 0 {
 		return nil, fault.Inputf("--memory says how much memory a --tier has, and there is none").
-			WithHint("add --tier with a folder on each disk")
+			WithHint("for the memory of the host give --host-memory; for a tier add --tier with a folder on each disk")
 	}
 	in, err := job.Read(q.Request)
 	if err != nil {
