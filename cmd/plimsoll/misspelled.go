@@ -98,7 +98,8 @@ var withoutMemory = []string{
 
 // usual are flags that ask for what a plan does by itself.
 var usual = map[string]string{
-	"full": trainsAll, "full-finetune": trainsAll, "full-finetuning": trainsAll, "finetune": trainsAll, "sft": trainsAll,
+	"full": trainsAll, "full-finetune": trainsAll, "full-finetuning": trainsAll, "finetune": trainsAll,
+	"sft": trainsAll,
 }
 
 const trainsAll = "leave it out: all parameters are trained unless --lora, --qlora or --adapter is given"

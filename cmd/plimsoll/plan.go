@@ -124,7 +124,8 @@ func jobArguments(c *cobra.Command, q *job.Request, to *[]string) {
 			return programWithoutDashes(c, arguments)
 		}
 		if q.AnyRank {
-			logTo(c)("the adapter has a rank of %d, as in most recipes: give yours to --lora or --qlora", job.UsualRank)
+			logTo(c)("the adapter has a rank of %d, as in most recipes: set yours with --lora or --qlora",
+				job.UsualRank)
 		}
 		if err := rankNamesGPU(q); err != nil {
 			return err

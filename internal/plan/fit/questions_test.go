@@ -118,7 +118,8 @@ func departureOf(asked, answer job.Request) departure {
 	switch {
 	case answer.Sequence < asked.Sequence:
 		return shorter
-	case asked.Precision != "" && answer.Precision != asked.Precision, answer.Quantization != asked.Quantization, answer.LoRA != asked.LoRA, answer.QLoRA != asked.QLoRA,
+	case asked.Precision != "" && answer.Precision != asked.Precision,
+		answer.Quantization != asked.Quantization, answer.LoRA != asked.LoRA, answer.QLoRA != asked.QLoRA,
 		strings.Contains(answer.Optimizer, "8bit") && asked.Optimizer != answer.Optimizer:
 		return otherwise
 	}

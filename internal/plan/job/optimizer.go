@@ -136,8 +136,8 @@ func (r *resolver) optimizer() (err error) {
 }
 
 // forcesCPUAdam reports whether an offloaded optimizer becomes one of DeepSpeed's own. DeepSpeed refuses others
-// (_configure_optimizer in its runtime/engine.py), and accelerate replaces them before (map_pytorch_optim_to_deepspeed in
-// its utils/deepspeed.py).
+// (_configure_optimizer in its runtime/engine.py), and accelerate replaces them before
+// (map_pytorch_optim_to_deepspeed in its utils/deepspeed.py).
 func (r *resolver) forcesCPUAdam() bool {
 	d := r.job.DeepSpeed
 	return d != nil && d.Optimizer == nil && d.OffloadOptimizer.Device != "none" && !d.KeepsOptimizer

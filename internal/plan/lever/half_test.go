@@ -15,8 +15,8 @@ var inFullFiles = []struct{ name, text, edit string }{
 	{"off.json", `{"output_dir": "out", "bf16": false}`, "bf16 false -> true"},
 	{"trl.yaml", "model_name_or_path: gpt2\ndtype: float32\nbf16: false\noutput_dir: out\nmax_length: 512\n",
 		"bf16 false -> true"},
-	{"factory.yaml", "model_name_or_path: gpt2\nstage: sft\nfinetuning_type: full\ndataset: alpaca\ntemplate: llama3\n" +
-		"cutoff_len: 512\ninfer_dtype: float32\n", "bf16 true (new)"},
+	{"factory.yaml", "model_name_or_path: gpt2\nstage: sft\nfinetuning_type: full\ndataset: alpaca\n" +
+		"template: llama3\ncutoff_len: 512\ninfer_dtype: float32\n", "bf16 true (new)"},
 	{"axolotl.yaml", "base_model: gpt2\nsequence_len: 512\nmicro_batch_size: 1\ngradient_accumulation_steps: 1\n" +
 		"optimizer: adamw_torch\nlearning_rate: 1e-5\nbf16: false\n", "bf16 false -> true"},
 	{"litgpt.yaml", "checkpoint_dir: checkpoints/openai-community/gpt2\nprecision: 32-true\ntrain:\n" +
@@ -76,9 +76,9 @@ func TestMegatronTo16Bits(t *testing.T) {
 		if err != nil || applied == nil {
 			t.Fatalf("%s: %+v, %v", said, applied, err)
 		}
-		changed := &Change{Applied: *applied}
-		if after, err := applied.planned(); err != nil || inFull(after.Job) || !strings.HasSuffix(changed.String(), want) {
-			t.Errorf("%s: %v, %v, expected %s", said, changed, err, want)
+		says := (&Change{Applied: *applied}).String()
+		if after, err := applied.planned(); err != nil || inFull(after.Job) || !strings.HasSuffix(says, want) {
+			t.Errorf("%s: %s, %v, expected %s", said, says, err, want)
 		}
 	}
 }

@@ -21,7 +21,8 @@ func drawnJob(draws *rand.Rand) job.Request {
 	of := func(words ...string) string { return words[draws.IntN(len(words))] }
 	count := func(numbers ...int) int { return numbers[draws.IntN(len(numbers))] }
 	q := job.Request{Model: of("gpt2", "qwen2.5-0.5b", "llama-3.2-1b", "qwen3-8b", "gemma-3-4b", "mixtral-8x7b",
-		"llama-3-70b", "gpt-oss-20b"), GPU: of("", "T4", "RTX-3060-12GB", "RTX-4090", "A100-40GB", "H100-80GB", "GB200"),
+		"llama-3-70b", "gpt-oss-20b"),
+		GPU:  of("", "T4", "RTX-3060-12GB", "RTX-4090", "A100-40GB", "H100-80GB", "GB200"),
 		GPUs: count(1, 1, 2, 4, 8), Nodes: count(1, 1, 2), Sequence: count(128, 512, 2048, 8192),
 		MicroBatch: count(1, 1, 4, 8), Accumulation: count(1, 1, 4),
 		HostMemory: ledger.Bytes(count(0, 0, 16, 64, 256, 1024)) * ledger.GiB,
@@ -150,8 +151,8 @@ func checkLargest(t *testing.T, name string, device *ledger.Device, text string,
 	shown := view.Devices[at].Phases[view.Devices[at].Peak]
 	if shown.Used != peak.PeakUsed || !strings.Contains(shown.Name, string(peak.Name)) &&
 		!alike(peak, phaseOf(device, shown.Name)) {
-		t.Errorf("%s: the page opens with %s of %v, the document with %s of %v", name, shown.Name, shown.Used, peak.Name,
-			peak.PeakUsed)
+		t.Errorf("%s: the page opens with %s of %v, the document with %s of %v", name, shown.Name, shown.Used,
+			peak.Name, peak.PeakUsed)
 	}
 	drawn := map[string]ledger.Bytes{}
 	for _, h := range shown.Held {

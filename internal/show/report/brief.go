@@ -149,7 +149,7 @@ func weightiest(list []lever.Rung, most int) (places []int) {
 }
 
 // costWords say what a rung costs, where a model of time does not tell.
-var costWords = map[lever.Cost]string{lever.Time: ", slower", lever.Training: ", trains otherwise"}
+var costWords = map[lever.Cost]string{lever.Time: ", slower", lever.Training: ", changes the training"}
 
 // rungWords says a rung: the change, what it frees and costs, and how the job stands with it. A rung before the last
 // that helps another phase than the fullest leaves the job where it was.
@@ -160,7 +160,7 @@ func rungWords(number int, r *lever.Rung, isLast bool) string {
 		frees = fmt.Sprintf("frees %v in the %s phase", r.There, r.Phase)
 	}
 	if r.There <= 0 && r.Frees <= 0 {
-		frees = "frees nothing by itself"
+		frees = "frees nothing alone"
 	}
 	cost := costWords[r.Cost]
 	if s := r.Seconds; s != nil && r.Cost != lever.Training && (*s >= 0.001 || *s <= -0.001) {
@@ -197,7 +197,7 @@ func (d *PlanDocument) next() string {
 		return "put the written files in the place of yours"
 	case l != nil && l.All != nil && (l.Fits() || l.All.Verdict == plan.Tight):
 		if len(l.All.Edits) > 0 {
-			return "add --apply FOLDER: it writes your files with these edits"
+			return "add --apply FOLDER to write your files with these edits"
 		}
 		return "add " + strings.ReplaceAll(" "+strings.Join(l.All.Flags, " "), " add ", " ")[1:]
 	case l != nil && l.Machine != nil:

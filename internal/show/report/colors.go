@@ -14,9 +14,9 @@ var steadyColors = []ledger.Component{ledger.Parameters, ledger.Activations, led
 // otherColor is the class of what has no color of its own.
 const otherColor = "other"
 
-// colorClasses returns the classes that components have in a page. A part of a component has the color of the whole where
-// no other part has it. A component without a color of its own takes one that no other component of the page needs, the
-// last first. What is left, and memory that nobody has counted, is grey.
+// colorClasses returns the classes that components have in a page. A part of a component has the color of the whole
+// where no other part has it. A component without a color of its own takes one that no other component of the page
+// needs, the last first. What is left, and memory that nobody has counted, is grey.
 func colorClasses(components []ledger.Component) map[ledger.Component]string {
 	classes := map[ledger.Component]string{}
 	taken := make([]bool, len(steadyColors))

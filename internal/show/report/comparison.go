@@ -467,5 +467,5 @@ func (d *Comparison) VerdictLine() string {
 	if !d.Within {
 		return fmt.Sprintf("differs from the plan by more than %g %%: %s", 100*d.Tolerance, where)
 	}
-	return fmt.Sprintf("within %g %% of the plan; farthest: %s", 100*d.Tolerance, where)
+	return fmt.Sprintf("within %g %% of the plan; largest difference: %s", 100*d.Tolerance, where)
 }

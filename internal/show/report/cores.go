@@ -18,7 +18,8 @@ const (
 	coreStep   = 15
 )
 
-// coresPicture draws the cores of a host: a row for each cache of a NUMA node, and colors for what this process may use.
+// coresPicture draws the cores of a host: a row for each cache of a NUMA node, and a color for what this process may
+// use.
 func coresPicture(h *host.Host) Block {
 	groups, names := coreGroups(h)
 	if len(groups) == 0 {

@@ -147,7 +147,7 @@ func linesOf(p *Page) int { return strings.Count(p.text(), "\n") }
 
 func explainedFacts(e *explain.Explanation) Facts {
 	var facts Facts
-	resource := string(e.Cause.Resource)
+	resource := resourceText(e.Cause.Resource)
 	switch {
 	case e.Cause.Resource == explain.Undetermined:
 		resource = "not known"
@@ -161,10 +161,20 @@ func explainedFacts(e *explain.Explanation) Facts {
 		victims = append(victims, fmt.Sprint(v.Rank))
 	}
 	if len(victims) > 0 {
-		facts.add("took along", "rank %s", strings.Join(victims, ", "))
+		facts.add("also ended", "rank %s", strings.Join(victims, ", "))
 	}
 	return facts
 }
+
+// resourceTexts are the words for resources whose names are those of a document.
+var resourceTexts = map[explain.Resource]string{explain.GPU: "GPU memory", explain.Host: "host memory",
+	explain.CGroup: "memory of the cgroup", explain.SharedMemory: "shared memory (/dev/shm)",
+	explain.LockedMemory: "locked memory (ulimit -l)", explain.AddressSpace: "address space (ulimit -v)",
+	explain.NUMANode: "memory of a NUMA node", explain.Disk: "space on a disk",
+	explain.Processes: "processes or threads", explain.NotMemory: "nothing: it is not memory",
+	explain.None: "nothing"}
+
+func resourceText(r explain.Resource) string { return cmp.Or(resourceTexts[r], string(r)) }
 
 // place is a line of a file, as compilers write it.
 func place(file string, line int) string {
@@ -194,7 +204,7 @@ func holderItems(e *explain.Explanation) []string {
 func ruledOutItems(e *explain.Explanation) []string {
 	var items []string
 	for _, r := range e.RuledOut {
-		items = append(items, string(r.Resource)+": "+r.Why)
+		items = append(items, resourceText(r.Resource)+": "+r.Why)
 	}
 	return items
 }

@@ -25,11 +25,12 @@ func picturedPages(t *testing.T) map[string]*Page {
 	}
 	pages := map[string]*Page{
 		"explain": ExplanationPage(&explain.Explanation{Cause: explain.Cause{Text: "Rank 3 was killed"},
-			Holders: []explain.Holder{{Component: "optimizer_states", Bytes: 24 * ledger.GiB, Text: "moments of rank 3"},
+			Holders: []explain.Holder{
+				{Component: "optimizer_states", Bytes: 24 * ledger.GiB, Text: "moments of rank 3"},
 				{Component: "process 7705", Bytes: 3 * ledger.GiB, Text: "python3, <anonymous> memory"}}}),
 		"rehearse": {Sections: []Section{{rehearsedPicture(ledger.Comparison{line(ledger.Parameters, 2, size(2)),
-			line(ledger.MasterWeightsLow, 2, size(2)), line(ledger.ExpAvg, 4, size(4)), line(ledger.ExpAvgSq, 4, size(4)),
-			line(ledger.Process, 0, size(1))})},
+			line(ledger.MasterWeightsLow, 2, size(2)), line(ledger.ExpAvg, 4, size(4)),
+			line(ledger.ExpAvgSq, 4, size(4)), line(ledger.Process, 0, size(1))})},
 			{stepsPicture([]rehearse.Step{{Seconds: 3, NormSeconds: 1, UpdateSeconds: 1.5},
 				{Seconds: 2, NormSeconds: .5, UpdateSeconds: 1.5}})}}},
 	}
@@ -145,7 +146,8 @@ func TestOneColorAComponent(t *testing.T) {
 	}
 	titles, classes := pageColors([]pigment{{component: ledger.Gradients, title: "gradients"}, {title: "other"},
 		{title: "unused"}})
-	if at := slices.Index(titles, "gradients"); classes[at] != colorClass(slices.Index(steadyColors, ledger.Gradients)) ||
+	own := colorClass(slices.Index(steadyColors, ledger.Gradients))
+	if at := slices.Index(titles, "gradients"); classes[at] != own ||
 		!slices.Equal(classes[1:], []string{otherColor, "unused"}) {
 		t.Errorf("the page has %v for %v", classes, titles)
 	}

@@ -281,27 +281,31 @@ func (r *Rehearsal) Page() *Page {
 	return p
 }
 
-// brief shows the largest components, and what a step takes.
+// brief shows the largest components, and what a step takes. With a paced trainer the picture of its step has their
+// place.
 func (r *Rehearsal) brief(detail int) *Page {
 	var job Facts
 	job.add("model", "%s, %s parameters", r.Model.Name, ledger.Count(r.Model.Parameters))
 	job.add("host", "%s", r.Host)
-	names := []string{"optimizer step", "update", "overflow", "start"}
-	if r.BytesPerParameter.Measured == nil {
-		names = append(names, "bytes a parameter")
-	}
-	facts := r.facts().chosen(names...)
-	facts.addEach("note", r.Notes[:min(len(r.Notes), detail/4)])
-	table := hostTable(r.Ledger, r.BytesPerParameter.Measured != nil, r.Job.ParametersOnHost)
-	sections := []Section{{job}, {table.heaviestRows(max(1, detail), largestCell)}, {facts}}
-	if r.Overlap != nil {
-		sections = append(sections, r.Overlap.sections()...)
-	}
-	p := &Page{Sections: append(sections, Section{next("--long shows every component, and where the workers run")}),
-		Verdict: r.VerdictLine(), Tone: toneOf(r.Verdict.Fits && r.WithinTolerance())}
+	p := &Page{Verdict: r.VerdictLine(), Tone: toneOf(r.Verdict.Fits && r.WithinTolerance())}
 	for _, change := range r.Verdict.WouldFit[:min(len(r.Verdict.WouldFit), 1+detail/4)] {
 		p.Hints = append(p.Hints, "would fit: "+change)
 	}
+	table := hostTable(r.Ledger, r.BytesPerParameter.Measured != nil, r.Job.ParametersOnHost)
+	last := next("--long shows every component, and where the workers run")
+	if r.Overlap != nil && r.Overlap.timeline != nil {
+		p.Sections = []Section{{job, r.Overlap.facts().chosen("trainer", "exposed", "T*")},
+			{Gantt{r.Overlap.timeline}}, {last}}
+		return p
+	}
+	facts := r.facts().chosen("optimizer step", "update", "overflow", "start")
+	for i := range facts {
+		if facts[i].Name == "optimizer step" { // the names of a screenful are short
+			facts[i].Name = "step"
+		}
+	}
+	facts.addEach("note", r.Notes[:min(len(r.Notes), detail/4)])
+	p.Sections = []Section{{job}, {table.heaviestRows(max(1, detail), largestCell)}, {facts}, {last}}
 	return p
 }
 
@@ -406,7 +410,7 @@ func slowAllocation(bytesPerSecond float64) string {
 	if bytesPerSecond == 0 || bytesPerSecond >= leastAllocationRate { // 0: not measured
 		return ""
 	}
-	return fmt.Sprintf("memory came at %.1f GB/s: the host has to give this memory first", bytesPerSecond/1e9)
+	return fmt.Sprintf("the host gave memory at %.1f GB/s, as virtual machines do on first use", bytesPerSecond/1e9)
 }
 
 // rule describes how the scale is chosen.
@@ -493,7 +497,8 @@ func (r *Rehearsal) VerdictLine() string {
 // measured at another speed than the update, and the fraction may exceed 1.
 func (b *MemoryBandwidth) bound(what string) string {
 	if b.Fraction > 1 {
-		return fmt.Sprintf("the speed of %s (noisy host: %.0f to %.0f %%)", what, 100*b.least, 100*b.most)
+		return fmt.Sprintf("full %s bandwidth (noisy host: %.0f to %.0f %% of what was measured)", what, 100*b.least,
+			100*b.most)
 	}
 	return fmt.Sprintf("%.0f %% of %s bandwidth", 100*b.Fraction, what)
 }

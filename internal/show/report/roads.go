@@ -108,7 +108,7 @@ func (d *Roads) verdict(r *plan.Roads) string {
 	case len(r.Missing) > 0:
 		return "no verdict on time without " + strings.Join(r.Missing, ", ") + ": --machine has published rates"
 	case r.Best == nil:
-		return "no road: on each of them GPU or host lack memory"
+		return "no road fits: the GPU or the host lacks memory on each"
 	}
 	step := r.Passes.Forward + r.Passes.Backward + r.Best.Step.Exposed
 	text := fmt.Sprintf("%s: the trainer waits %s, %.1f %% of a step", r.Best.Name, duration(r.Best.Step.Exposed),
@@ -157,9 +157,9 @@ func (d *Roads) Page() *Page {
 // brief shows what each road takes and how long the trainer waits on it.
 func (d *Roads) brief(detail int) *Page {
 	var facts Facts
-	facts.add("model", "%s on %s: %d x %s tokens, %s", d.Model.Name,
-		strings.Join(append([]string{d.Job.Engine}, d.Job.Parallel...), ", "), d.Job.MicroBatch,
-		ledger.Count(d.Job.Sequence), d.Job.Optimizer)
+	facts.add("model", "%s on %s: %s, %s", d.Model.Name,
+		strings.Join(append([]string{d.Job.Engine}, d.Job.Parallel...), ", "), (&PlanDocument{Job: d.Job}).batch(),
+		d.Job.optimizer())
 	if d.Rates.ForwardSeconds > 0 {
 		facts.add("passes", "forward %s, backward %s", seconds(d.Rates.ForwardSeconds),
 			seconds(d.Rates.BackwardSeconds))

@@ -149,7 +149,7 @@ func coresText(cores []host.Core) string {
 	}
 	text := counted(usable, "core")
 	if halves > 0 {
-		text += fmt.Sprintf(", %d of them in part", halves)
+		text += fmt.Sprintf(", %d of them with some threads only", halves)
 	}
 	return text
 }

@@ -116,7 +116,7 @@ func (d *Tuning) step() string {
 	if p.Load == profile.LoadCommand && p.StepsHoldUpdate {
 		return text + "; measured as a whole, because the command uses the optimizer service"
 	}
-	return text + "; assumed: it takes as long as forward and backward where each is the fastest"
+	return text + "; it is assumed to take as long as these two at their fastest"
 }
 
 func (d *Tuning) updates() *Table {
