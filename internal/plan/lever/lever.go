@@ -74,7 +74,7 @@ const (
 	shards     = "ranks then hold a shard each of what all of them hold in full"
 	offloads   = "states and master weights then lie in host memory"
 	shortens   = "sequences have fewer tokens" // the last resort: it trains on less
-	halves     = "the passes compute in 16 bits instead of fp32, so that activations take half"
+	halves     = "the passes compute in 16 bits instead of fp32; weights are cast, too, where the program does that"
 	buckets    = "the bucket is smaller, so that more and smaller messages go"
 )
 
