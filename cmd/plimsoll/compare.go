@@ -57,7 +57,9 @@ It ends with exit code 4 if a measured peak differs from its plan by more than
 	toleranceFlag(command, &options.tolerance)
 	command.Flags().StringVar(&options.learn, "learn", "",
 		"write what the run has taught about memory beside the model to a `file` for plan --factors")
+	longFlag(command)
 	outputFlags(command, &options.format, "print one JSON document")
+	htmlFlag(command)
 	return command
 }
 
@@ -87,7 +89,8 @@ func runCompare(c *cobra.Command, o compareOptions, arguments []string) error {
 			WithHint("plimsoll compare plan.json " + recording.File + " --learn " + o.learn)
 	}
 	document := report.NewComparison(c.Root().Version, recording, planFile, plan, o.tolerance/100)
-	if err := present(c, document.Page(), o.format); err != nil {
+	err = presentRecorded(c, document.Page(), o.format, recording.Timeline(), document.Peaks)
+	if err != nil {
 		return err
 	}
 	if o.learn != "" {

@@ -352,8 +352,11 @@ func (r *explainReader) file(name string) error {
 		file, _, err = files.Open(name)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return fault.File(name).Inputf("there is no such file").
-			WithHint("give the files that the failure left: logs, dmesg, counters, snapshots or a folder with them")
+		hint := "give the files that the failure left: logs, dmesg, counters, snapshots or a folder with them"
+		if strings.Contains(name, " ") {
+			hint = "explain reads files: for a message at hand give -, and type or pipe the message"
+		}
+		return fault.File(name).Inputf("there is no such file").WithHint(hint)
 	}
 	if err != nil {
 		return &fault.Input{Err: err}

@@ -133,7 +133,6 @@ func runFit(c *cobra.Command, o fitOptions) error {
 		}
 	}
 	page := document.Page()
-	page.Screen.Long = o.long
 	if err := present(c, page, o.format); err != nil {
 		return err
 	}

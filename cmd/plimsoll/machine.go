@@ -125,7 +125,7 @@ func assume(j *job.Job, rates *roads.Rates, sources []string) []string {
 	}
 	host := roads.AssumedHost(j.RanksPerNode)
 	rates.Host = host.Rate
-	return append(sources, fmt.Sprintf("%.3g GB/s of host memory: assumed, %s; give yours to --host-bandwidth",
+	return append(sources, fmt.Sprintf("%.3g GB/s of host memory: assumed, %s; set yours with --host-bandwidth",
 		host.Rate/gigabyte, host.Why))
 }
 
@@ -137,7 +137,7 @@ func assumeDisk(t *job.Tier, rates *roads.Rates, sources []string) []string {
 	each := roads.AssumedDisk[0]
 	rates.Disk = each * float64(t.Disks)
 	return append(sources, fmt.Sprintf("%.3g GB/s that each disk reads and writes: assumed, as SSDs for PCIe 4 do; "+
-		"give yours to --disk-bandwidth", each/gigabyte))
+		"set yours with --disk-bandwidth", each/gigabyte))
 }
 
 // assumeGPU sets the rates of a GPU and its link that are not known by the GPU's data sheet.
@@ -154,13 +154,13 @@ func assumeGPU(j *job.Job, rates *roads.Rates, passes time.Duration, sources []s
 		const share = 0.85 // what copies reach of PCIe and of NVLink-C2C, as the model of time has it
 		each := j.GPU.Speed.Host * gigabyte * share
 		rates.Link.In, rates.Link.Out = cmp.Or(rates.Link.In, each), cmp.Or(rates.Link.Out, each)
-		sheet("%.3g GB/s in each direction between host and GPU: assumed, 85 %%", "; give yours to --link-in and "+
+		sheet("%.3g GB/s in each direction between host and GPU: assumed, 85 %%", "; set yours with --link-in and "+
 			"--link-out", each/gigabyte)
 	}
 	if rates.FLOPS == 0 && passes == 0 && j.GPU.Speed.Half > 0 {
 		const share = 0.5 // between what training reaches of the data sheets of H100 and of RTX 4090
 		rates.FLOPS = j.GPU.Speed.Half * teraflops * share
-		sheet("%.3g TFLOP/s in the passes: assumed, half", "; give yours to --tflops", rates.FLOPS/teraflops)
+		sheet("%.3g TFLOP/s in the passes: assumed, half", "; set yours with --tflops", rates.FLOPS/teraflops)
 	}
 	return sources
 }

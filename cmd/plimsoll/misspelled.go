@@ -21,6 +21,8 @@ var otherNames = map[string]string{
 	"per-device-train-batch-size": "--micro-batch",
 	"micro-batch-size":            "--micro-batch",
 	"gradient-accumulation-steps": "--grad-accum",
+	"batch":                       "--micro-batch",
+	"bs":                          "--micro-batch",
 	"max-seq-length":              "--seq-len",
 	"max-length":                  "--seq-len",
 	"sequence-length":             "--seq-len",
@@ -38,6 +40,8 @@ var otherNames = map[string]string{
 	"bf16":                        "--precision bf16, or amp-bf16 for autocast",
 	"fp16":                        "--precision amp-fp16, or fp16 for weights in fp16",
 	"optim":                       "--optimizer",
+	"4bit":                        "--qlora in place of --lora",
+	"8bit":                        "--optimizer adamw_bnb_8bit for states, or --quantization int8 with --lora",
 	"load-in-4bit":                "--quantization nf4",
 	"load-in-8bit":                "--quantization int8",
 	"qlora":                       "--lora with a rank, and --quantization nf4",
@@ -48,9 +52,14 @@ var otherNames = map[string]string{
 	"peft":                        "--lora with a rank, or --adapter with an adapter_config.json of PEFT",
 	"zero-stage":                  "--zero",
 	"stage":                       "--zero",
+	"zero1":                       "--zero 1",
+	"zero2":                       "--zero 2",
+	"zero3":                       "--zero 3",
 	"quantize":                    "--quantization",
 	"sequence":                    "--seq-len",
 	"context-length":              "--seq-len",
+	"context":                     "--seq-len",
+	"ctx":                         "--seq-len",
 	"tp":                          "--tensor-parallel",
 	"cp":                          "--context-parallel",
 	"ep":                          "--expert-parallel",
@@ -86,6 +95,14 @@ var withoutMemory = []string{
 	"learning-rate", "lr", "epochs", "num-train-epochs", "num-epochs", "max-steps", "weight-decay", "warmup-steps",
 	"warmup-ratio", "lr-scheduler-type", "seed", "dataset", "dataset-name", "output-dir", "logging-steps", "report-to",
 }
+
+// usual are flags that ask for what a plan does by itself.
+var usual = map[string]string{
+	"full": trainsAll, "full-finetune": trainsAll, "full-finetuning": trainsAll, "finetune": trainsAll,
+	"sft": trainsAll,
+}
+
+const trainsAll = "leave it out: all parameters are trained unless --lora, --qlora or --adapter is given"
 
 var unknownShort = regexp.MustCompile(`^unknown shorthand flag: .* in (-\S+)$`)
 
@@ -151,6 +168,8 @@ func badFlag(c *cobra.Command, err error) error {
 	}
 	if slices.Contains(withoutMemory, name) && c.Flags().Lookup("micro-batch") != nil {
 		bad.Hint = "leave it out: memory does not depend on it"
+	} else if usual[name] != "" && c.Flags().Lookup("lora") != nil {
+		bad.Hint = usual[name]
 	} else if ours != "" {
 		bad.Hint = "did you mean " + ours + "? " + bad.Hint
 	} else if others := commandsWith(c.Root(), name); len(others) > 0 {

@@ -121,6 +121,7 @@ var mutatedLines = []mutated{
 	{"explain FILE --top 5 --at peak", snapshots, []int{exitFailed}},
 	{"explain FILE --what-if expandable_segments:True --json", snapshots, []int{exitFailed}},
 	{"compare FILE RECORDING --learn OUT", plans, []int{exitDiffers}},
+	{"compare PLAN FILE --html OUT", recordings, []int{exitDiffers}},
 	{"compare PLAN FILE --markdown", recordings, []int{exitDiffers}},
 	{"compare FILE --json", recordings, []int{exitDiffers}},
 	{"export --to html FILE RECORDING --out OUT", plans, nil},

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"plimsoll/internal/after/reconcile"
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/show/report"
 )
@@ -23,6 +24,11 @@ func outputFlags(c *cobra.Command, format *report.Format, json string) {
 	complete(c, "format", cobra.FixedCompletions(report.Formats(), cobra.ShellCompDirectiveNoFileComp))
 }
 
+// longFlag adds --long, which present obeys, to a verb whose result on a terminal is one screen.
+func longFlag(c *cobra.Command) {
+	c.Flags().Bool("long", false, "show all on a terminal, too, and not one screen of it")
+}
+
 // htmlFormat is the name of the format, and of the flag.
 const htmlFormat = "html"
 
@@ -33,8 +39,17 @@ func htmlFlag(c *cobra.Command) {
 
 // present writes a result for what is behind stdout, and the page that --html names.
 func present(c *cobra.Command, page *report.Page, format report.Format) error {
+	return presentRecorded(c, page, format, nil, nil)
+}
+
+// presentRecorded writes the result of a recording, whose page has charts over time.
+func presentRecorded(c *cobra.Command, page *report.Page, format report.Format, timeline *reconcile.Timeline,
+	peaks []reconcile.Peak) error {
 	screen := report.ScreenOf(c.OutOrStdout(), os.Environ())
-	screen.Table, screen.Long = page.Screen.Table, page.Screen.Long
+	screen.Table = page.Screen.Table
+	if long := c.Flags().Lookup("long"); long != nil {
+		screen.Long = long.Value.String() == "true"
+	}
 	page.Screen = screen
 	if err := page.Write(c.OutOrStdout(), format); err != nil {
 		return err
@@ -44,7 +59,7 @@ func present(c *cobra.Command, page *report.Page, format report.Format) error {
 		return nil
 	}
 	return writeFile("--html", flag.Value.String(), func(w io.Writer) error {
-		return report.WriteHTML(w, page, c.Root().Version, nil, nil)
+		return report.WriteHTML(w, page, c.Root().Version, timeline, peaks)
 	})
 }
 

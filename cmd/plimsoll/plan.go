@@ -124,7 +124,8 @@ func jobArguments(c *cobra.Command, q *job.Request, to *[]string) {
 			return programWithoutDashes(c, arguments)
 		}
 		if q.AnyRank {
-			logTo(c)("the adapter has a rank of %d, as in most recipes: give yours to --lora or --qlora", job.UsualRank)
+			logTo(c)("the adapter has a rank of %d, as in most recipes: set yours with --lora or --qlora",
+				job.UsualRank)
 		}
 		if err := rankNamesGPU(q); err != nil {
 			return err
@@ -520,7 +521,7 @@ func runPlan(c *cobra.Command, o planOptions) error {
 		}
 	}
 	page := document.Page()
-	page.Screen.Table, page.Screen.Long = o.table, o.long
+	page.Screen.Table = o.table
 	if o.explain != "" {
 		if page, err = document.Explain(o.explain); err != nil {
 			return err

@@ -137,6 +137,7 @@ func rehearseFlags(c *cobra.Command, o *rehearseOptions) {
 	htmlFlag(c)
 	flags.StringVar(&o.trace, "perfetto", "", "also write what trainer and workers did in the last step to a `file` "+
 		"for ui.perfetto.dev")
+	longFlag(c)
 	outputFlags(c, &o.format, "print one JSON document")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
 }

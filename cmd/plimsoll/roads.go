@@ -59,7 +59,10 @@ A job is described as to plimsoll plan.`,
 		flags.Float64Var(&options.backward, "backward-ms", 0, "`milliseconds` of the backward pass (default: twice as "+
 			"many)")
 	})
-	group(command, "Result", func() { outputFlags(command, &options.format, "print one JSON document") })
+	group(command, "Result", func() {
+		longFlag(command)
+		outputFlags(command, &options.format, "print one JSON document")
+	})
 	return command
 }
 

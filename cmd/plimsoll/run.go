@@ -203,7 +203,7 @@ func (o *runOptions) keep(c *cobra.Command, ring *watch.Ring, err error) {
 	if o.planFile != "" {
 		o.reconcile(c, ring.Path())
 	}
-	logTo(c)("recorded in %s: plimsoll explain takes it, with the job's own log", ring.Path())
+	logTo(c)("recorded in %s: give it to plimsoll explain, with the job's own log", ring.Path())
 }
 
 // ringFolder is where recordings are kept that nobody has asked for; empty where the user has no folder for them.

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -219,7 +220,8 @@ func TestTerminalWidths(t *testing.T) {
 	}
 }
 
-// TestQuickstarts types the commands of the README and of the cookbook into a terminal of 80 columns.
+// TestQuickstarts types the commands of the README and of the cookbook into a terminal of 80 columns. Results are one
+// screen.
 func TestQuickstarts(t *testing.T) {
 	t.Chdir("../..")
 	s := newScreen(t, 80, 24)
@@ -232,13 +234,22 @@ func TestQuickstarts(t *testing.T) {
 			if testing.Short() && isLong(command) {
 				continue
 			}
-			s.keeps(t, strings.TrimPrefix(command, "plimsoll "), 80)
+			text := s.keeps(t, strings.TrimPrefix(command, "plimsoll "), 80)
+			lines := strings.Count(text[:strings.LastIndex(text, "code=")], "\n")
+			verb := strings.Fields(command)[1]
+			if isOne := document == "README.md" || verb == "rehearse" || verb == "compare"; isOne && lines > 24 &&
+				slices.Contains(oneScreen, verb) {
+				t.Errorf("%s: %d lines on a terminal of 24:\n%s", command, lines, text)
+			}
 		}
 	}
 	if count < 15 {
 		t.Errorf("%d commands were found, expected those of the README and of the cookbook", count)
 	}
 }
+
+// oneScreen are the verbs whose result on a terminal is one screen.
+var oneScreen = []string{"plan", "fit", "explain", "rehearse", "compare", "topology"}
 
 // drawnBar is what a progress bar draws: its share, or the time since it began.
 var drawnBar = regexp.MustCompile(`\d% \||\[\d+[hms]`)

@@ -67,6 +67,7 @@ func tuneFlags(c *cobra.Command, o *tuneOptions) {
 	flags.StringVar(&o.output, "output", "", "`file` to write the profile to (default: plimsoll/host.json in the "+
 		"folder of your configuration)")
 	htmlFlag(c)
+	longFlag(c)
 	outputFlags(c, &o.format, "print one JSON document")
 }
 

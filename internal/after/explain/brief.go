@@ -20,7 +20,7 @@ func (e *Explanation) Brief() []string {
 		for i, v := range e.Victims {
 			ranks[i] = fmt.Sprint(v.Rank)
 		}
-		lines = append(lines, "it took along: rank "+strings.Join(ranks, ", "))
+		lines = append(lines, "because of it also ended: rank "+strings.Join(ranks, ", "))
 	}
 	for _, h := range e.Holders[:min(len(e.Holders), 2)] {
 		lines = append(lines, fmt.Sprintf("held: %v, %s", h.Bytes, h.Text))

@@ -165,6 +165,12 @@ var descriptions = map[Component]description{
 	MomentumBuffer:   {title: "momentum_buffer", partOf: OptimizerStates},
 	MomentHeaders:    {title: "moment_headers", partOf: OptimizerStates},
 
+	PageRounding:      {title: "page rounding"},
+	PageTables:        {title: "page tables"},
+	Process:           {title: "plimsoll itself"},
+	ServiceProcess:    {title: "optimizer service"},
+	ServicePageTables: {title: "page tables of the service"},
+
 	HeldStates:    {title: "states between steps"},
 	HeldControl:   {title: "control of states between steps"},
 	DeviceStandIn: {title: "stand-in for the device"},

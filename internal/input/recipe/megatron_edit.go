@@ -52,6 +52,8 @@ var argumentKeys = SettingKeys{
 	SavesModelOnly:       {Path: "no_save_optim", Unset: false},
 	FusedLoss:            {Path: "cross_entropy_loss_fusion", Unset: false},
 	FusedLossBy:          {Path: "cross_entropy_fusion_impl"},
+	BF16:                 {Path: "bf16", Says: Constant(true), Unset: false},
+	FP16:                 {Path: "fp16", Says: Constant(true), Unset: false},
 }
 
 // bridgeKeys are the keys of Megatron-Bridge's recipes for settings (src/megatron/bridge/training/config.py).
@@ -114,7 +116,13 @@ func MegatronSettings() (list []Setting) {
 }
 
 // ArgumentOf returns the argument of Megatron-LM for a setting. Its key is empty for a setting that none says.
-func ArgumentOf(setting Setting, to any) Argument { return Argument{argumentKeys[setting].Path, to} }
+func ArgumentOf(setting Setting, to any) Argument {
+	key := argumentKeys[setting]
+	if key.Says != nil {
+		to = key.Says(to)
+	}
+	return Argument{key.Path, to}
+}
 
 // String returns the argument as people type it.
 func (a Argument) String() string {

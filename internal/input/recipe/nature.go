@@ -34,6 +34,8 @@ func insteadOf(path string) string {
 		}
 	}
 	switch {
+	case ways[strings.ToLower(path)] != "":
+		return "did you mean " + ways[strings.ToLower(path)] + "?"
 	case slices.Contains(strings.Fields("true false yes no on off"), strings.ToLower(path)):
 		return "a flag that may stand alone takes its value with =, such as --flag=value"
 	case strings.Contains(path, " ") && !strings.ContainsAny(path, `/\.`),
@@ -45,6 +47,11 @@ func insteadOf(path string) string {
 	}
 	return usual
 }
+
+// ways are words for flags that people give without dashes.
+var ways = map[string]string{"lora": "--lora", "qlora": "--qlora", "4bit": "--qlora", "fsdp": "--fsdp",
+	"fsdp2": "--fsdp 2", "zero1": "--zero 1", "zero2": "--zero 2", "zero3": "--zero 3", "bf16": "--precision bf16",
+	"fp16": "--precision amp-fp16", "fp32": "--precision fp32", "cpu": "--cpu"}
 
 // mostBeside is how many files of a folder are looked at for a name that may have been meant.
 const mostBeside = 1 << 12

@@ -26,6 +26,8 @@ const (
 	GradientCheckpointing Setting = "gradient checkpointing"
 	OptimizerName         Setting = "optimizer"
 	Liger                 Setting = "kernels of Liger"
+	BF16                  Setting = "passes in bf16"
+	FP16                  Setting = "passes in fp16"
 	Stage                 Setting = "ZeRO stage"
 	OptimizerDevice       Setting = "offloaded optimizer"
 	ParameterDevice       Setting = "offloaded parameters"
@@ -124,6 +126,8 @@ var deepSpeedKeys = SettingKeys{
 	ReduceBucket:     {Path: "zero_optimization.reduce_bucket_size"},
 	PrefetchBucket:   {Path: "zero_optimization.stage3_prefetch_bucket_size"},
 	LiveParameters:   {Path: "zero_optimization.stage3_max_live_parameters"},
+	BF16:             {Path: "bf16.enabled", Says: Constant(true)},
+	FP16:             {Path: "fp16.enabled", Says: Constant(true)},
 }
 
 var TrainerKeys = SettingKeys{
@@ -132,6 +136,8 @@ var TrainerKeys = SettingKeys{
 	SavesModelOnly:  {Path: "save_only_model", Unset: false},
 	Liger:           {Path: "use_liger_kernel"},
 	EvaluationBatch: {Path: "per_device_eval_batch_size"},
+	BF16:            {Path: "bf16", Says: Constant(true)},
+	FP16:            {Path: "fp16", Says: Constant(true)},
 }
 
 var accelerateKeys = SettingKeys{Stage: {Path: "deepspeed_config.zero_stage"},
@@ -139,6 +145,8 @@ var accelerateKeys = SettingKeys{Stage: {Path: "deepspeed_config.zero_stage"},
 	OptimizerDevice: {Path: "deepspeed_config.offload_optimizer_device"},
 	ParameterDevice: {Path: "deepspeed_config.offload_param_device"},
 	Accumulation:    {Path: "deepspeed_config.gradient_accumulation_steps"},
+	BF16:            {Path: "mixed_precision", Says: Constant(string(MixedBF16))},
+	FP16:            {Path: "mixed_precision", Says: Constant(string(MixedF16))},
 }
 
 // Settings is a file whose settings can be edited.
@@ -221,7 +229,7 @@ func accelerateKeysOf(root *strict.Value) SettingKeys {
 	if v := root.Find("distributed_type"); v == nil || v.Text != "FSDP" {
 		return accelerateKeys
 	}
-	of := SettingKeys{FSDPOffload: accelerateKeys[FSDPOffload],
+	of := SettingKeys{FSDPOffload: accelerateKeys[FSDPOffload], BF16: accelerateKeys[BF16], FP16: accelerateKeys[FP16],
 		SavedStateDict:        {Path: "fsdp_config.fsdp_state_dict_type"},
 		GradientCheckpointing: {Path: "fsdp_config.fsdp_activation_checkpointing", Unset: false},
 		Reshard:               {Path: "fsdp_config.fsdp_sharding_strategy", Says: strategyOf}}

@@ -98,8 +98,7 @@ func ExplainKill(before, after []MemoryCounter) string {
 	case len(after) == 0:
 		return "killed by SIGKILL, often by the kernel's OOM killer; this host shows no counter of its kills"
 	case kills == "":
-		return "killed by SIGKILL, but not by the kernel's OOM killer, which counted no kill; a batch system or a " +
-			"person did it"
+		return "killed by SIGKILL, and the kernel's OOM killer counted no kill: a batch system or a person sent it"
 	}
 	return fmt.Sprintf("the kernel's OOM killer killed it (%s); %s", kills, limit)
 }

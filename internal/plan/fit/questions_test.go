@@ -35,11 +35,11 @@ var askers = []asker{
 		[]machine{{"RTX-3060-12GB", 1, 1, 32}, {"RTX-4070-Ti-SUPER", 1, 1, 64}, {"RTX-4090", 1, 1, 64},
 			{"RTX-4090", 2, 1, 128}, {"RTX-5090", 1, 1, 96}},
 		[]string{"llama-3.2-1b", "qwen3-1.7b", "qwen2.5-3b", "gemma-3-4b", "qwen3-8b", "qwen2.5-14b", "gpt-oss-20b"},
-		[]string{"full", "batch", "8bit", "lora", "qlora"}, []int{1024, 2048, 4096}},
+		[]string{"full", "batch", "8bit", "lora", "qlora", "fp32"}, []int{1024, 2048, 4096}},
 	{ // workstations
 		[]machine{{"A6000", 1, 1, 128}, {"RTX-PRO-6000", 1, 1, 256}, {"A6000", 4, 1, 256}, {"L40S", 2, 1, 128}},
 		[]string{"qwen2.5-7b", "gemma-2-9b", "qwen2.5-14b", "mistral-small-24b-2501", "qwen2.5-32b", "llama-3-70b"},
-		[]string{"full", "batch", "lora", "qlora", "mixed"}, []int{2048, 4096, 8192}},
+		[]string{"full", "batch", "lora", "qlora", "mixed", "fp32"}, []int{2048, 4096, 8192}},
 	{ // a server of 8 GPUs with 80 GB each
 		[]machine{{"A100-80GB", 8, 1, 1024}, {"H100-80GB", 8, 1, 2048}},
 		[]string{"llama-3-8b", "qwen2.5-32b", "mixtral-8x7b", "llama-3-70b", "glm-4.5-air", "llama-3.1-405b"},
@@ -88,6 +88,8 @@ func (m machine) request(name, way string, length int) job.Request {
 		q.QLoRA = 16
 	case "mixed":
 		q.Precision = "amp-bf16"
+	case "fp32":
+		q.Precision = "fp32"
 	}
 	return q
 }
@@ -102,7 +104,7 @@ type departure int
 
 const (
 	same      departure = iota
-	otherwise           // 8-bit states, an adapter, an adapter of weights of 4 bits
+	otherwise           // passes in 16 bits, 8-bit states, an adapter, an adapter of weights of 4 bits
 	shorter             // sequences
 	none                // no answer
 )
@@ -116,7 +118,8 @@ func departureOf(asked, answer job.Request) departure {
 	switch {
 	case answer.Sequence < asked.Sequence:
 		return shorter
-	case answer.Quantization != asked.Quantization, answer.LoRA != asked.LoRA, answer.QLoRA != asked.QLoRA,
+	case asked.Precision != "" && answer.Precision != asked.Precision,
+		answer.Quantization != asked.Quantization, answer.LoRA != asked.LoRA, answer.QLoRA != asked.QLoRA,
 		strings.Contains(answer.Optimizer, "8bit") && asked.Optimizer != answer.Optimizer:
 		return otherwise
 	}
@@ -128,7 +131,7 @@ func nearer(q job.Request, than departure) *job.Request {
 	for d := same; d < than; d++ {
 		for _, base := range departed(q, d) {
 			for _, c := range combined(base) {
-				if fitsAs(c) {
+				if departureOf(q, c) <= d && fitsAs(c) {
 					return &c
 				}
 			}
@@ -156,6 +159,11 @@ func departed(q job.Request, d departure) (list []job.Request) {
 		q.Sequence = 256
 		list = append(list, q)
 	}
+	if q.Precision == "fp32" {
+		half := q
+		half.Precision = "amp-bf16"
+		list = append(list, half)
+	}
 	eightBit, adapter := q, q
 	eightBit.Optimizer = "adamw_bnb_8bit"
 	if q.QLoRA == 0 {
@@ -174,11 +182,15 @@ func combined(q job.Request) (list []job.Request) {
 	if q.MicroBatch > 1 {
 		q.Accumulation, q.MicroBatch = q.MicroBatch, 1
 	}
+	losses := []string{""}
+	if j, err := q.Resolve(); err == nil && job.HasLiger(j.Model) {
+		losses = []string{"fused", ""}
+	}
 	for _, sharding := range []string{"", "fsdp", "fsdp offload", "zero1", "zero2", "zero3", "zero1 optimizer",
 		"zero2 optimizer", "zero3 optimizer", "zero3 all"} {
 		for _, states := range []string{"", "fused", "states", "split", "int8", "split24", "tier"} {
 			for _, activations := range []bool{false, true} {
-				for _, loss := range []string{"fused", ""} {
+				for _, loss := range losses {
 					c := q
 					c.Loss, c.OffloadsActivations = loss, activations
 					if c, ok := withSharding(c, sharding); ok {
@@ -205,6 +217,7 @@ func withSharding(q job.Request, sharding string) (job.Request, bool) {
 		if err == nil && q.Precision == "" && j.ParameterType == dtype.BF16 { // DeepSpeed trains in fp32 otherwise
 			q.Precision = "bf16"
 		}
+		q.Precision = strings.TrimPrefix(q.Precision, "amp-") // master weights in fp32 are DeepSpeed's own
 		switch offload {
 		case "optimizer":
 			q.ZeROOffload = []string{job.OffloadedOptimizer}
@@ -245,7 +258,7 @@ func TestAnswers(t *testing.T) {
 	}
 	t.Logf("%d questions: %d fit as they are, %d have a ladder that fits and %d a recipe, %d nothing that fits; for "+
 		"%d there was a better answer", n.asked, n.fit, n.ladders, n.recipes, n.none, n.nearer)
-	if n.ladders == 0 || n.recipes == 0 {
+	if n.ladders == 0 || n.recipes == 0 && !testing.Short() {
 		t.Error("no ladder or no recipe fits")
 	}
 }
@@ -269,6 +282,7 @@ func (n *answered) ask(t *testing.T, name string, q job.Request) {
 		return
 	}
 	climbed, found := n.ofLadder(t, name, q, l), n.ofFit(t, name, q)
+	t.Logf("%s: the ladder has %v, fit has %v", name, climbed, found)
 	better := nearer(q, max(climbed, found))
 	switch {
 	case better != nil:

@@ -97,7 +97,7 @@ func (s *torchSearch) assumedDisks() (list []string) {
 		if r.Overrides.Tier.Disks > 0 && s.machine.Disk == 0 {
 			const gigabyte = 1e9
 			return []string{fmt.Sprintf("%g GB/s that each disk reads and writes, %g to %g in the interval: assumed, "+
-				"as SSDs for PCIe 4 do; give yours to --disk-bandwidth", roads.AssumedDisk[0]/gigabyte,
+				"as SSDs for PCIe 4 do; set yours with --disk-bandwidth", roads.AssumedDisk[0]/gigabyte,
 				roads.AssumedDisk[1]/gigabyte, roads.AssumedDisk[2]/gigabyte)}
 		}
 	}
@@ -142,7 +142,7 @@ func newTorchSearch(q Question) (*torchSearch, error) {
 	}
 	if q.States.Tier.Memory > 0 && q.States.Tier.Disks == 0 {
 		return nil, fault.Inputf("--memory says how much memory a --tier has, and there is none").
-			WithHint("add --tier with a folder on each disk")
+			WithHint("for the memory of the host give --host-memory; for a tier add --tier with a folder on each disk")
 	}
 	in, err := job.Read(q.Request)
 	if err != nil {
@@ -275,8 +275,8 @@ func (s *torchSearch) assumed() (list []string) {
 			"nearest, are assumed; they rank recipes, and change no byte", j.GPU.Name, gpu.Alike(j.GPU).Name))
 	}
 	if j.Nodes > 1 && s.machine.Network == 0 && j.GPU.Speed.Network == 0 {
-		list = append(list, fmt.Sprintf("%.3g GB/s between nodes for each GPU: assumed, a port of 100 Gb/s; give "+
-			"yours to --network", assumedNetwork/1e9))
+		list = append(list, fmt.Sprintf("%.3g GB/s between nodes for each GPU: assumed, a port of 100 Gb/s; set "+
+			"yours with --network", assumedNetwork/1e9))
 	}
 	return list
 }

@@ -92,6 +92,15 @@ func (r *resolver) optimizer() (err error) {
 	if !ok {
 		return unplannedOptimizer(where, name)
 	}
+	if r.forcesCPUAdam() && !o.kind.ofDeepSpeed {
+		if on := onCPU[o.Name]; on == "" {
+			r.assume("DeepSpeedCPUAdam with states in fp32 in place of %s: accelerate replaces an optimizer that is "+
+				"offloaded, unless DeepSpeed's file sets zero_force_ds_cpu_optimizer to false", name)
+			o, variant = optimizerNames["adam"], ""
+		} else if on != o.Name {
+			o, variant = optimizerNames[on], ""
+		}
+	}
 	if variant != "" {
 		if err := o.kind.checkVariant(Variant(variant)); err != nil {
 			return err
@@ -125,6 +134,18 @@ func (r *resolver) optimizer() (err error) {
 	}
 	return err
 }
+
+// forcesCPUAdam reports whether an offloaded optimizer becomes one of DeepSpeed's own. DeepSpeed refuses others
+// (_configure_optimizer in its runtime/engine.py), and accelerate replaces them before
+// (map_pytorch_optim_to_deepspeed in its utils/deepspeed.py).
+func (r *resolver) forcesCPUAdam() bool {
+	d := r.job.DeepSpeed
+	return d != nil && d.Optimizer == nil && d.OffloadOptimizer.Device != "none" && !d.KeepsOptimizer
+}
+
+// onCPU are the optimizers that have a step of DeepSpeed's for the CPU, with its name.
+var onCPU = map[string]string{"adamw": "adamw", "adam": "adam", "adagrad": "adagrad", "adamw-32bit": "adamw",
+	"lion-32bit": "lion"}
 
 // checkVariant refuses a variant that an optimizer does not have.
 func (k *optimizerKind) checkVariant(wanted Variant) error {

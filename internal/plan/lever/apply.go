@@ -57,8 +57,10 @@ var flags = map[recipe.Setting]requestFlag{
 		set:   func(q *job.Request, _ any) { q.Loss = "fused" },
 		says:  func(any) string { return "--loss fused" },
 	},
-	hostStates: word("offload", func(q *job.Request) *string { return &q.Offload.What }).givenWhere(always),
-	hostUpdate: word("optimizer", func(q *job.Request) *string { return &q.Optimizer }).givenWhere(always),
+	recipe.BF16: precision,
+	recipe.FP16: precision,
+	hostStates:  word("offload", func(q *job.Request) *string { return &q.Offload.What }).givenWhere(always),
+	hostUpdate:  word("optimizer", func(q *job.Request) *string { return &q.Optimizer }).givenWhere(always),
 	stateDisk: {
 		given: always,
 		set: func(q *job.Request, to any) {
@@ -92,6 +94,9 @@ var flags = map[recipe.Setting]requestFlag{
 
 	sequence: count("seq-len", func(q *job.Request) *int { return &q.Sequence }).givenWhere(always),
 }
+
+// precision is the type that the passes compute in.
+var precision = word("precision", func(q *job.Request) *string { return &q.Precision })
 
 // always is for settings of the program that starts the ranks.
 func always(*job.Request) bool { return true }

@@ -12,6 +12,8 @@ import (
 var code = map[recipe.Setting]string{
 	recipe.GradientCheckpointing: "model.gradient_checkpointing_enable()",
 	recipe.Liger:                 "use_liger_kernel=True in TrainingArguments",
+	recipe.BF16:                  `bf16=True in TrainingArguments, or torch.autocast("cuda", torch.bfloat16)`,
+	recipe.FP16:                  `fp16=True in TrainingArguments, or torch.autocast("cuda", torch.float16) with GradScaler`,
 	recipe.MicroBatch:            "per_device_train_batch_size=%v",
 	recipe.Accumulation:          "gradient_accumulation_steps=%v",
 	recipe.EvaluationBatch:       "per_device_eval_batch_size=%v",

@@ -48,6 +48,7 @@ func questions() (list []job.Request) {
 	add([]string{"qwen2.5-32b", "llama-3-70b"}, workstation, lora, qlora)
 	add([]string{"llama-3-8b", "qwen2.5-32b", "llama-3-70b", "llama-3.1-405b"}, servers, full, lora)
 	add([]string{"qwen2.5-14b", "llama-3.1-405b"}, consumer[:1], full, qlora)
+	add([]string{"llama-3.2-1b", "qwen2.5-3b"}, consumer, func(q *job.Request) { q.Precision = "fp32" })
 	return list
 }
 
@@ -146,6 +147,34 @@ func TestLaddersOfSmallHosts(t *testing.T) {
 			}
 		}
 		checkRungs(t, named(c.request), c.request, l)
+	}
+}
+
+// TestLadderTo16Bits: a job in fp32 that no change of the same training makes fit computes in 16 bits, in the type that
+// its GPU has. Where ZeRO keeps the master weights on the host, the precision is DeepSpeed's own.
+func TestLadderTo16Bits(t *testing.T) {
+	for _, c := range []struct {
+		gpu    string
+		host   ledger.Bytes
+		tokens int
+		want   []string
+	}{
+		{"A10", 12, 24576, []string{"--precision amp-bf16"}},
+		{"V100-32GB", 24, 65536, []string{"--precision amp-fp16"}},
+		{"RTX-3060-12GB", 64, 2048, []string{"--precision bf16", "--zero 3"}},
+	} {
+		q := job.Request{Model: "llama-3.2-1b", GPU: c.gpu, HostMemory: c.host * ledger.GiB, Sequence: c.tokens,
+			Precision: "fp32"}
+		l, err := Climb(Question{Need: GPUMemory, Request: q, Plan: planned(t, q)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range c.want {
+			if !l.Fits() || !slices.Contains(l.All.Flags, want) {
+				t.Errorf("%s: the ladder says %v, %s, and lacks %s", c.gpu, l.All.Flags, l.All.Verdict, want)
+			}
+		}
+		checkRungs(t, c.gpu, q, l)
 	}
 }
 

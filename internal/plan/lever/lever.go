@@ -74,6 +74,7 @@ const (
 	shards     = "ranks then hold a shard each of what all of them hold in full"
 	offloads   = "states and master weights then lie in host memory"
 	shortens   = "sequences have fewer tokens" // the last resort: it trains on less
+	halves     = "the passes compute in 16 bits instead of fp32; weights are cast, too, where the program does that"
 	buckets    = "the bucket is smaller, so that more and smaller messages go"
 )
 
@@ -117,6 +118,8 @@ var levers = []Lever{
 
 	{GPUMemory, Hardware, "the engine has GPUs of its own", engineElsewhere},
 
+	{GPUMemory, Training, halves, halfPrecision},
+	{GPUMemory, Training, halves + "; parameters, gradients and states then lie in host memory", allOnHostInHalf},
 	{GPUMemory, Training, "moments take a byte each, and are rounded", eightBitOptimizer},
 	{GPUMemory, Training, "only an adapter has gradients and states", adapter},
 	{GPUMemory, Training, "only an adapter has gradients and states, and the weights take 4 bits", quantizedAdapter},

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/input/amend"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/plan/forward"
@@ -84,6 +85,41 @@ func allOnHost(j *job.Job) [][]amend.Setting {
 		to(hostUpdate, nil), to(stateDisk, nil), to(activations, nil)}
 	return when(j.Megatron == nil && j.DeepSpeed == nil && j.Pipeline == nil && !j.OnCPU && !j.StepsInBackward,
 		settings...)
+}
+
+// inFull reports whether a job computes in fp32.
+func inFull(j *job.Job) bool {
+	return j.ParameterType == dtype.F32 && j.AutocastType == dtype.Invalid && j.CastType == dtype.Invalid
+}
+
+// half says a type of 16 bits for the passes, by its name in --precision. GPUs before Ampere do not compute in bf16.
+func half(j *job.Job, prefix string) amend.Setting {
+	if c := j.GPU.Capability; c > 0 && c < ampere {
+		return to(recipe.FP16, prefix+"fp16")
+	}
+	return to(recipe.BF16, prefix+"bf16")
+}
+
+const ampere = 80
+
+// halfPrecision leaves master weights and states in fp32, by autocast or by DeepSpeed. Without its stage, the same
+// precision would leave no master weights.
+func halfPrecision(j *job.Job) [][]amend.Setting {
+	if j.DeepSpeed != nil {
+		return when(inFull(j), to(recipe.Stage, j.DeepSpeed.ZeROStage), half(j, ""))
+	}
+	return when(inFull(j), half(j, "amp-"))
+}
+
+// allOnHostInHalf is ZeRO-3 for passes in 16 bits over master weights in fp32, which DeepSpeed makes without autocast.
+func allOnHostInHalf(j *job.Job) (ways [][]amend.Setting) {
+	if !inFull(j) && (j.ParameterType != dtype.F32 || j.AutocastType == dtype.Invalid) {
+		return nil
+	}
+	for _, settings := range allOnHost(j) {
+		ways = append(ways, append(settings, half(j, "")))
+	}
+	return ways
 }
 
 func eightBitOptimizer(j *job.Job) [][]amend.Setting {

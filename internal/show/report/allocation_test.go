@@ -6,7 +6,7 @@ import "testing"
 
 // TestSlowAllocationIsTheHosts: a start is explained where the host was slow to give memory, and only there.
 func TestSlowAllocationIsTheHosts(t *testing.T) {
-	const want = "memory came at 0.7 GB/s: the host has to give this memory first"
+	const want = "the host gave memory at 0.7 GB/s, as virtual machines do on first use"
 	if got := slowAllocation(0.7e9); got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -55,9 +55,9 @@ func inBlocks(block string, colors ...color.Color) (list []hue) {
 	return list
 }
 
-// paletteOf gives components a color and a letter, in the order in which they appear in a job: those that take the
-// largest shares of any device's peak, since a host may hold ten times what a GPU does. The last two are for other
-// components, and for what an allocator keeps beyond them.
+// paletteOf gives components a color and a letter, in the order in which they appear in a job: those that a plan names
+// as the largest of a device, and then those that take the largest shares of any device's peak, since a host may hold
+// ten times what a GPU does. The last two are for other components, and for what an allocator keeps beyond them.
 func paletteOf(devices []ledger.Device) []pigment {
 	var components []ledger.Component
 	most := map[ledger.Component]float64{} // share
@@ -76,6 +76,12 @@ func paletteOf(devices []ledger.Device) []pigment {
 				sums[c] += h.Bytes
 				most[c] = max(most[c], float64(sums[c])/float64(max(peak, 1)))
 			}
+		}
+	}
+	for i := range devices {
+		names, _ := largestAt(&devices[i])
+		for _, c := range names {
+			most[c]++ // more than any share
 		}
 	}
 	bySize := slices.SortedStableFunc(slices.Values(components), func(a, b ledger.Component) int {

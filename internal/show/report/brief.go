@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -76,23 +77,25 @@ func (d *PlanDocument) limiting() *ledger.Device {
 
 // largestOf names the largest components at a device's peak.
 func largestOf(device *ledger.Device) string {
+	names, sums := largestAt(device)
+	var parts []string
+	for _, c := range names {
+		parts = append(parts, fmt.Sprintf("%s %v", c.Title(), sums[c]))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// largestAt returns the largest components at a device's peak, and the bytes of all.
+func largestAt(device *ledger.Device) ([]ledger.Component, map[ledger.Component]ledger.Bytes) {
 	const most = 3
 	sums := map[ledger.Component]ledger.Bytes{}
 	for _, h := range held(device, device.Peak()) {
 		sums[wholeOf(h.Component)] += h.Bytes
 	}
-	var names []ledger.Component
-	for c := range sums {
-		names = append(names, c)
-	}
-	slices.SortFunc(names, func(a, b ledger.Component) int {
+	names := slices.SortedFunc(maps.Keys(sums), func(a, b ledger.Component) int {
 		return cmp.Or(cmp.Compare(sums[b], sums[a]), cmp.Compare(a, b))
 	})
-	var parts []string
-	for _, c := range names[:min(most, len(names))] {
-		parts = append(parts, fmt.Sprintf("%s %v", c.Title(), sums[c]))
-	}
-	return strings.Join(parts, ", ")
+	return names[:min(most, len(names))], sums
 }
 
 // allRungs shows a whole ladder, with the lines of a program that do the same as its flags.
@@ -146,7 +149,7 @@ func weightiest(list []lever.Rung, most int) (places []int) {
 }
 
 // costWords say what a rung costs, where a model of time does not tell.
-var costWords = map[lever.Cost]string{lever.Time: ", slower", lever.Training: ", trains otherwise"}
+var costWords = map[lever.Cost]string{lever.Time: ", slower", lever.Training: ", changes the training"}
 
 // rungWords says a rung: the change, what it frees and costs, and how the job stands with it. A rung before the last
 // that helps another phase than the fullest leaves the job where it was.
@@ -157,7 +160,7 @@ func rungWords(number int, r *lever.Rung, isLast bool) string {
 		frees = fmt.Sprintf("frees %v in the %s phase", r.There, r.Phase)
 	}
 	if r.There <= 0 && r.Frees <= 0 {
-		frees = "frees nothing by itself"
+		frees = "frees nothing alone"
 	}
 	cost := costWords[r.Cost]
 	if s := r.Seconds; s != nil && r.Cost != lever.Training && (*s >= 0.001 || *s <= -0.001) {
@@ -194,7 +197,7 @@ func (d *PlanDocument) next() string {
 		return "put the written files in the place of yours"
 	case l != nil && l.All != nil && (l.Fits() || l.All.Verdict == plan.Tight):
 		if len(l.All.Edits) > 0 {
-			return "add --apply FOLDER: it writes your files with these edits"
+			return "add --apply FOLDER to write your files with these edits"
 		}
 		return "add " + strings.ReplaceAll(" "+strings.Join(l.All.Flags, " "), " add ", " ")[1:]
 	case l != nil && l.Machine != nil:

@@ -1,12 +1,14 @@
 package report
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
+	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/job"
 	"plimsoll/internal/plan/lever"
@@ -41,11 +43,30 @@ func briefJobs() (list []job.Request) {
 // documentOf plans a job, with its ladder where it lacks memory. It returns nil for a job that is refused.
 func documentOf(t *testing.T, q job.Request) *PlanDocument {
 	t.Helper()
-	j, err := q.Resolve()
-	if err != nil {
+	d, p := withoutLadder(t, q)
+	if d == nil {
 		return nil
 	}
+	if need := lever.NeedOf(p); (need == lever.GPUMemory || need == lever.HostMemory) && !testing.Short() {
+		var err error
+		if d.Ladder, err = lever.Climb(lever.Question{Need: need, Request: q, Plan: p}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return d
+}
+
+// withoutLadder plans a job. It returns nil for a job that is refused.
+func withoutLadder(t *testing.T, q job.Request) (*PlanDocument, *plan.Plan) {
+	t.Helper()
+	j, err := q.Resolve()
+	if err != nil {
+		return nil, nil
+	}
 	p, err := plan.New(j)
+	if errors.As(err, new(*fault.Input)) {
+		return nil, nil
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,12 +74,7 @@ func documentOf(t *testing.T, q job.Request) *PlanDocument {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if need := lever.NeedOf(p); (need == lever.GPUMemory || need == lever.HostMemory) && !testing.Short() {
-		if d.Ladder, err = lever.Climb(lever.Question{Need: need, Request: q, Plan: p}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return d
+	return d, p
 }
 
 // TestBrief: a plan is one screen of 24 lines of 80 columns, whose last fact says what to do next. It, the page for

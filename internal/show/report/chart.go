@@ -34,7 +34,7 @@ type chart struct {
 // area is one component of a chart.
 type area struct {
 	Title, Points, Peak string
-	Color               int
+	Class               string
 }
 
 // band is a phase below a chart.
@@ -181,7 +181,12 @@ func thinned(track *reconcile.Track) (kept []int, most ledger.Bytes) {
 // stack makes an area of every curve, each on top of those before it.
 func (c *chart) stack(track *reconcile.Track, kept []int, x func(time.Duration) float64, y func(ledger.Bytes) float64) {
 	below := make([]ledger.Bytes, len(kept))
-	for n, curve := range track.Curves {
+	var components []ledger.Component
+	for _, curve := range track.Curves {
+		components = append(components, curve.Component)
+	}
+	classes := colorClasses(components)
+	for _, curve := range track.Curves {
 		var upper, lower []string
 		for k, i := range kept {
 			p := curve.Points[i]
@@ -191,7 +196,7 @@ func (c *chart) stack(track *reconcile.Track, kept []int, x func(time.Duration) 
 		}
 		slices.Reverse(lower)
 		c.Areas = append(c.Areas, area{curve.Title, strings.Join(append(upper, lower...), " "),
-			highestOf(&curve).String(), n % 10})
+			highestOf(&curve).String(), classes[curve.Component]})
 	}
 }
 

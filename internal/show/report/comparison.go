@@ -148,11 +148,34 @@ func newComparedRecording(r *reconcile.Recording) ComparedRecording {
 // Page shows the peaks of every device, its components at the highest one, and what grows.
 func (d *Comparison) Page() *Page {
 	p := &Page{Title: "Comparison of " + d.Recording.Job, Sections: []Section{{d.facts()}}, Document: d,
-		Verdict: d.VerdictLine(), Tone: toneOf(d.Within)}
+		Verdict: d.VerdictLine(), Tone: toneOf(d.Within), Brief: d.brief, Piped: true}
 	for _, of := range d.devices() {
-		p.Sections = append(p.Sections, Section{d.phases(of), d.components(of)})
+		p.Sections = append(p.Sections, Section{d.differences(of), d.phases(of), d.peakPicture(of), d.components(of)})
 	}
 	p.Sections = append(p.Sections, Section{d.growth()})
+	return p
+}
+
+// brief shows the device that is farthest from its plan: its fullest phases, its largest components, and what grows.
+func (d *Comparison) brief(detail int) *Page {
+	p := &Page{Sections: []Section{{d.facts().chosen("recording", "end")}}, Verdict: d.VerdictLine(),
+		Tone: toneOf(d.Within)}
+	if list := d.devices(); len(list) > 0 {
+		of := list[0]
+		if f := d.Farthest; f != nil && slices.Contains(list, compared{f.Device, f.Rank}) {
+			of = compared{f.Device, f.Rank}
+		}
+		phases, components := d.phases(of), d.components(of)
+		phases.Style = Plain
+		p.Sections = append(p.Sections, Section{phases.heaviestRows(max(1, detail/2), largestCell)},
+			Section{components.heaviestRows(max(1, detail/2), largestCell)})
+	}
+	growth := d.growth()
+	shown := growth[:min(len(growth), 1+detail/4)]
+	if hidden := len(growth) - len(shown); hidden > 0 {
+		shown.add("", "and %d more", hidden)
+	}
+	p.Sections = append(p.Sections, Section{shown, next("--long shows all devices and phases, --html FILE draws them")})
 	return p
 }
 
@@ -315,6 +338,38 @@ func (d *Comparison) components(of compared) *Table {
 	return t
 }
 
+// differences draws how far each phase of a device is from its plan.
+func (d *Comparison) differences(of compared) Block {
+	var rows []barRow
+	for _, p := range d.Peaks {
+		if difference, known := p.Difference(); known && (compared{p.Device, p.Rank}) == of {
+			rows = append(rows, barRow{d.stage(p.Phase, p.Iteration), []barPart{{size: float64(difference)}}})
+		}
+	}
+	return differing(of.title()+": measured less planned, by phase", rows)
+}
+
+// peakPicture draws what a device holds at its highest peak.
+func (d *Comparison) peakPicture(of compared) Block {
+	peak := d.highest(of)
+	rows := []barRow{{name: "planned"}, {name: "measured"}}
+	for _, l := range d.Lines {
+		if l.Device != of.kind || l.Rank != of.rank || l.Phase != peak.Phase || l.Iteration != peak.Iteration {
+			continue
+		}
+		part := barPart{component: wholeOf(l.Component), title: wholeOf(l.Component).Title()}
+		if part.size = float64(l.Planned); part.size > 0 {
+			rows[0].put(part)
+		}
+		if l.Measured != nil && *l.Measured > 0 {
+			part.size = float64(*l.Measured)
+			rows[1].put(part)
+		}
+	}
+	rows = slices.DeleteFunc(rows, func(r barRow) bool { return len(r.parts) == 0 })
+	return stacked(of.title()+": at the peak, "+d.stage(peak.Phase, peak.Iteration), rows, sizeWords)
+}
+
 // growth tells what grows.
 func (d *Comparison) growth() Facts {
 	var f Facts
@@ -412,5 +467,5 @@ func (d *Comparison) VerdictLine() string {
 	if !d.Within {
 		return fmt.Sprintf("differs from the plan by more than %g %%: %s", 100*d.Tolerance, where)
 	}
-	return fmt.Sprintf("within %g %% of the plan; farthest: %s", 100*d.Tolerance, where)
+	return fmt.Sprintf("within %g %% of the plan; largest difference: %s", 100*d.Tolerance, where)
 }

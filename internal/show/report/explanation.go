@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/after/explain"
+	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/lever"
 )
 
@@ -21,7 +22,11 @@ func explanationPage(e *explain.Explanation, sections []explainedSection) *Page 
 	}
 	for _, section := range sections {
 		if len(section.items) > 0 {
-			p.Sections = append(p.Sections, Section{Paragraph(section.title + ":"), List(section.items)})
+			s := Section{Paragraph(section.title + ":"), List(section.items)}
+			if section.title == holdersTitle {
+				s = append(s, holdersPicture(e.Holders))
+			}
+			p.Sections = append(p.Sections, s)
 		}
 	}
 	return p
@@ -34,10 +39,24 @@ type explainedSection struct {
 	items []string
 }
 
+// holdersTitle is that of the list of those who held what ran out.
+const holdersTitle = "who held it"
+
+// holdersPicture draws a bar for each of them: one may be a part of another.
+func holdersPicture(holders []explain.Holder) Block {
+	var rows []barRow
+	for _, h := range holders {
+		component := ledger.Component(h.Component)
+		rows = append(rows, barRow{shortened(h.Text, 28), []barPart{{
+			component: wholeOf(component), title: component.Title(), size: float64(h.Bytes)}}})
+	}
+	return stacked("Who held it", rows, sizeWords)
+}
+
 func explainedSections(e *explain.Explanation) []explainedSection {
 	return []explainedSection{
 		{"evidence", 0, evidenceItems(e)},
-		{"who held it", 2, holderItems(e)},
+		{holdersTitle, 2, holderItems(e)},
 		{"what it is not", 5, ruledOutItems(e)},
 		{"what to change", 1, editItems(e)},
 		{"what to collect", 3, collectItems(e)},
@@ -128,7 +147,7 @@ func linesOf(p *Page) int { return strings.Count(p.text(), "\n") }
 
 func explainedFacts(e *explain.Explanation) Facts {
 	var facts Facts
-	resource := string(e.Cause.Resource)
+	resource := resourceText(e.Cause.Resource)
 	switch {
 	case e.Cause.Resource == explain.Undetermined:
 		resource = "not known"
@@ -142,10 +161,20 @@ func explainedFacts(e *explain.Explanation) Facts {
 		victims = append(victims, fmt.Sprint(v.Rank))
 	}
 	if len(victims) > 0 {
-		facts.add("took along", "rank %s", strings.Join(victims, ", "))
+		facts.add("also ended", "rank %s", strings.Join(victims, ", "))
 	}
 	return facts
 }
+
+// resourceTexts are the words for resources whose names are those of a document.
+var resourceTexts = map[explain.Resource]string{explain.GPU: "GPU memory", explain.Host: "host memory",
+	explain.CGroup: "memory of the cgroup", explain.SharedMemory: "shared memory (/dev/shm)",
+	explain.LockedMemory: "locked memory (ulimit -l)", explain.AddressSpace: "address space (ulimit -v)",
+	explain.NUMANode: "memory of a NUMA node", explain.Disk: "space on a disk",
+	explain.Processes: "processes or threads", explain.NotMemory: "nothing: it is not memory",
+	explain.None: "nothing"}
+
+func resourceText(r explain.Resource) string { return cmp.Or(resourceTexts[r], string(r)) }
 
 // place is a line of a file, as compilers write it.
 func place(file string, line int) string {
@@ -175,7 +204,7 @@ func holderItems(e *explain.Explanation) []string {
 func ruledOutItems(e *explain.Explanation) []string {
 	var items []string
 	for _, r := range e.RuledOut {
-		items = append(items, string(r.Resource)+": "+r.Why)
+		items = append(items, resourceText(r.Resource)+": "+r.Why)
 	}
 	return items
 }

@@ -171,7 +171,7 @@ func (d *Fit) brief(detail int) *Page {
 func (d *Fit) next() string {
 	switch l := d.Ladder; {
 	case d.Fastest != nil && len(d.Edits) > 0 && len(d.Written) == 0:
-		return "add --write FOLDER: it writes your files with these edits"
+		return "add --write FOLDER to write your files with these edits"
 	case d.Fastest != nil:
 		return "plimsoll plan shows what each phase holds; --long shows the search"
 	case l != nil && l.All != nil && l.All.Verdict != plan.DoesNotFit && len(l.All.Edits) > 0:
@@ -215,7 +215,7 @@ func (d *Fit) verdict() string {
 	if l := d.Ladder; l.Fits() {
 		how := "with the changes below"
 		if l.Trains() {
-			how = "with the changes below, of which the last train otherwise"
+			how = "with the changes below, and the last of them change the training"
 		}
 		return "no recipe of this training fits as it is; it fits " + how
 	}

@@ -36,6 +36,7 @@ type htmlBlock struct {
 	Rows      [][]htmlCell
 	Paragraph string
 	Gantt     *ganttChart
+	Picture   *Picture
 	Tree      Tree
 }
 
@@ -102,6 +103,8 @@ func htmlOf(b Block) htmlBlock {
 		return htmlBlock{Tree: items}
 	case Bars:
 		return htmlOf(timeline(b.Device))
+	case *Picture:
+		return htmlBlock{Picture: b}
 	case interface{ chart() *ganttChart }:
 		return htmlBlock{Gantt: b.chart()}
 	case *Table:

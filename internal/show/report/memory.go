@@ -26,6 +26,7 @@ var chartLibrary string
 // memoryView is what memory.js shows: devices with their phases, and what each phase holds.
 type memoryView struct {
 	Palette []string       `json:"palette"` // titles of the colors; the last two are for others, and for what is unused
+	Classes []string       `json:"classes"` // of the colors in the page
 	Devices []memoryDevice `json:"devices"`
 }
 
@@ -74,9 +75,7 @@ func newMemoryView(page *Page) *memoryView {
 				continue
 			}
 			if view.Palette == nil {
-				for _, g := range bars.palette {
-					view.Palette = append(view.Palette, g.title)
-				}
+				view.Palette, view.Classes = pageColors(bars.palette)
 			}
 			view.Devices = append(view.Devices, bars.view())
 			view.Devices = append(view.Devices, bars.nodes()...)
@@ -86,6 +85,20 @@ func newMemoryView(page *Page) *memoryView {
 		return nil
 	}
 	return view
+}
+
+// pageColors returns the titles of a palette, and their colors in a page.
+func pageColors(palette []pigment) (titles, classes []string) {
+	var components []ledger.Component
+	for _, g := range palette[:len(palette)-2] {
+		components = append(components, g.component)
+	}
+	of := colorClasses(components)
+	for _, g := range palette {
+		titles, classes = append(titles, g.title), append(classes, of[g.component])
+	}
+	classes[len(classes)-2], classes[len(classes)-1] = otherColor, "unused"
+	return titles, classes
 }
 
 func (b Bars) view() memoryDevice {

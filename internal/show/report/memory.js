@@ -4,8 +4,7 @@
 (() => {
   const view = JSON.parse(document.getElementById("memory-data").textContent);
   const byId = (id) => document.getElementById(id);
-  const className = (color) =>
-    color === view.palette.length - 1 ? "unused" : color === view.palette.length - 2 ? "other" : "c" + color;
+  const className = (color) => view.classes[color];
   const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 

@@ -26,6 +26,8 @@ type Page struct {
 	Screen   Screen
 	// Brief makes the page that text shows unless all is asked for: with less detail for each number down to 0.
 	Brief func(detail int) *Page
+	// Piped says that a file or a pipe gets all, and Brief is for terminals.
+	Piped bool
 }
 
 // Section is a group of blocks. Text separates sections by an empty line, and blocks of one section not at all.

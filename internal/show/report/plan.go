@@ -497,7 +497,7 @@ func (d *PlanDocument) verdictLine() string {
 // stops says where a run would end for want of memory, if that is not where it needs most.
 func (d *PlanDocument) stops() (lines []string) {
 	if l := d.Limit; l != nil && l.Stops != nil && *l.Stops != (PlanStop{l.Phase, l.Iteration}) {
-		lines = append(lines, "a run ends before, in "+phaseText(l.Stops.Phase, l.Stops.Iteration))
+		lines = append(lines, "a run would stop earlier, in "+phaseText(l.Stops.Phase, l.Stops.Iteration))
 	}
 	return lines
 }

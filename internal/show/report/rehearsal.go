@@ -272,6 +272,8 @@ func (r *Rehearsal) Page() *Page {
 		Verdict:  r.VerdictLine(),
 		Tone:     toneOf(r.Verdict.Fits && r.WithinTolerance()),
 		Document: r,
+		Brief:    r.brief,
+		Piped:    true,
 	}
 	for _, change := range r.Verdict.WouldFit {
 		p.Hints = append(p.Hints, "would fit: "+change)
@@ -279,9 +281,37 @@ func (r *Rehearsal) Page() *Page {
 	return p
 }
 
+// brief shows the largest components, and what a step takes. With a paced trainer the picture of its step has their
+// place.
+func (r *Rehearsal) brief(detail int) *Page {
+	var job Facts
+	job.add("model", "%s, %s parameters", r.Model.Name, ledger.Count(r.Model.Parameters))
+	job.add("host", "%s", r.Host)
+	p := &Page{Verdict: r.VerdictLine(), Tone: toneOf(r.Verdict.Fits && r.WithinTolerance())}
+	for _, change := range r.Verdict.WouldFit[:min(len(r.Verdict.WouldFit), 1+detail/4)] {
+		p.Hints = append(p.Hints, "would fit: "+change)
+	}
+	table := hostTable(r.Ledger, r.BytesPerParameter.Measured != nil, r.Job.ParametersOnHost)
+	last := next("--long shows every component, and where the workers run")
+	if r.Overlap != nil && r.Overlap.timeline != nil {
+		p.Sections = []Section{{job, r.Overlap.facts().chosen("trainer", "exposed", "T*")},
+			{Gantt{r.Overlap.timeline}}, {last}}
+		return p
+	}
+	facts := r.facts().chosen("optimizer step", "update", "overflow", "start")
+	for i := range facts {
+		if facts[i].Name == "optimizer step" { // the names of a screenful are short
+			facts[i].Name = "step"
+		}
+	}
+	facts.addEach("note", r.Notes[:min(len(r.Notes), detail/4)])
+	p.Sections = []Section{{job}, {table.heaviestRows(max(1, detail), largestCell)}, {facts}, {last}}
+	return p
+}
+
 func (r *Rehearsal) sections(job, found Facts) []Section {
 	table := hostTable(r.Ledger, r.BytesPerParameter.Measured != nil, r.Job.ParametersOnHost)
-	sections := []Section{{job}, {table}, {found}}
+	sections := []Section{{job}, {rehearsedPicture(r.Ledger), table}, {found, stepsPicture(r.Steps)}}
 	if r.Overlap != nil {
 		sections = append(sections, r.Overlap.sections()...)
 	}
@@ -380,7 +410,7 @@ func slowAllocation(bytesPerSecond float64) string {
 	if bytesPerSecond == 0 || bytesPerSecond >= leastAllocationRate { // 0: not measured
 		return ""
 	}
-	return fmt.Sprintf("memory came at %.1f GB/s: the host has to give this memory first", bytesPerSecond/1e9)
+	return fmt.Sprintf("the host gave memory at %.1f GB/s, as virtual machines do on first use", bytesPerSecond/1e9)
 }
 
 // rule describes how the scale is chosen.
@@ -467,7 +497,8 @@ func (r *Rehearsal) VerdictLine() string {
 // measured at another speed than the update, and the fraction may exceed 1.
 func (b *MemoryBandwidth) bound(what string) string {
 	if b.Fraction > 1 {
-		return fmt.Sprintf("the speed of %s (noisy host: %.0f to %.0f %%)", what, 100*b.least, 100*b.most)
+		return fmt.Sprintf("full %s bandwidth (noisy host: %.0f to %.0f %% of what was measured)", what, 100*b.least,
+			100*b.most)
 	}
 	return fmt.Sprintf("%.0f %% of %s bandwidth", 100*b.Fraction, what)
 }
@@ -496,4 +527,38 @@ func plannedLine(v rehearse.Verdict) string {
 			v.LimitedBy, v.Missing)
 	}
 	return fmt.Sprintf("FITS: needs %v of the %v that are left (%s)", v.Needed, v.Available, v.LimitedBy)
+}
+
+// rehearsedPicture draws what the components of host memory were planned to hold, and what they held.
+func rehearsedPicture(c ledger.Comparison) Block {
+	rows := []barRow{{name: "planned"}, {name: "measured"}}
+	for _, l := range c {
+		part := barPart{component: wholeOf(l.Component), title: wholeOf(l.Component).Title(), size: float64(l.Planned)}
+		rows[0].put(part)
+		if l.Measured != nil {
+			part.size = float64(*l.Measured)
+			rows[1].put(part)
+		}
+	}
+	rows = slices.DeleteFunc(rows, func(r barRow) bool { return len(r.parts) == 0 })
+	return stacked("Host memory by component", rows, sizeWords)
+}
+
+// mostSteps is how many steps a picture shows: the last ones.
+const mostSteps = 24
+
+// stepsPicture draws how long each step took, and what for.
+func stepsPicture(steps []rehearse.Step) Block {
+	var rows []barRow
+	for i, s := range steps {
+		if i < len(steps)-mostSteps {
+			continue
+		}
+		rest := max(0, s.Seconds-s.NormSeconds-s.UpdateSeconds)
+		rows = append(rows, barRow{fmt.Sprintf("step %d", i+1), []barPart{
+			{activity: "summing", title: "norm of the gradients", size: s.NormSeconds},
+			{activity: "updating", title: "update", size: s.UpdateSeconds},
+			{activity: otherColor, title: "other", size: rest}}})
+	}
+	return stacked("Time of a step", rows, seconds)
 }

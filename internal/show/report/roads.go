@@ -108,7 +108,7 @@ func (d *Roads) verdict(r *plan.Roads) string {
 	case len(r.Missing) > 0:
 		return "no verdict on time without " + strings.Join(r.Missing, ", ") + ": --machine has published rates"
 	case r.Best == nil:
-		return "no road: on each of them GPU or host lack memory"
+		return "no road fits: the GPU or the host lacks memory on each"
 	}
 	step := r.Passes.Forward + r.Passes.Backward + r.Best.Step.Exposed
 	text := fmt.Sprintf("%s: the trainer waits %s, %.1f %% of a step", r.Best.Name, duration(r.Best.Step.Exposed),
@@ -150,7 +150,36 @@ func (d *Roads) Page() *Page {
 	if len(d.Assumptions) > 0 {
 		sections = append(sections, Section{Facts{{"assumed", []string{strings.Join(d.Assumptions, "; ")}}}})
 	}
-	return &Page{Title: "Roads of " + d.Model.Name, Sections: sections, Verdict: d.Verdict, Document: d, Dense: true}
+	return &Page{Title: "Roads of " + d.Model.Name, Sections: sections, Verdict: d.Verdict, Document: d, Dense: true,
+		Brief: d.brief, Piped: true}
+}
+
+// brief shows what each road takes and how long the trainer waits on it.
+func (d *Roads) brief(detail int) *Page {
+	var facts Facts
+	facts.add("model", "%s on %s: %s, %s", d.Model.Name,
+		strings.Join(append([]string{d.Job.Engine}, d.Job.Parallel...), ", "), (&PlanDocument{Job: d.Job}).batch(),
+		d.Job.optimizer())
+	if d.Rates.ForwardSeconds > 0 {
+		facts.add("passes", "forward %s, backward %s", seconds(d.Rates.ForwardSeconds),
+			seconds(d.Rates.BackwardSeconds))
+	}
+	facts.addEach("rates", d.Rates.Sources[:min(len(d.Rates.Sources), detail/3)])
+	t := (&Table{Style: Plain}).with(Words, "road").with(Bytes, "host", "GPU peak").with(Label, "fits", "update",
+		"trainer waits")
+	for _, r := range d.Roads {
+		row := []any{r.Name, r.Host, r.GPU, fits[r.Verdict], "?", "?"}
+		if s := r.Times; s != nil {
+			row[4], row[5] = seconds(s.UpdateSeconds), seconds(s.ExposedSeconds)
+		}
+		t.add(row...)
+	}
+	said := next("--long shows rates, copies, windows, and what was assumed")
+	if lacks := func(r Road) bool { return r.Verdict == plan.DoesNotFit }; len(d.Roads) > 0 &&
+		!slices.ContainsFunc(d.Roads, func(r Road) bool { return !lacks(r) }) {
+		said = next("plimsoll plan with the same flags shows what makes the job fit; --long shows the rates")
+	}
+	return &Page{Sections: []Section{{facts}, {t}, {said}}, Verdict: d.Verdict}
 }
 
 func (d *Roads) table() *Table {

@@ -18,6 +18,8 @@ type Screen struct {
 	ASCII bool // no other characters
 	Table bool // a table of all figures in place of bars
 	Long  bool // all that is known, in place of a screenful
+
+	Terminal bool // somebody looks at it
 }
 
 // leastWidth is the width that text is made for at least.
@@ -35,6 +37,7 @@ func ScreenOf(out io.Writer, environment []string) Screen {
 		s.Width = max(n, leastWidth)
 	}
 	if file, isFile := out.(*os.File); isFile && term.IsTerminal(int(file.Fd())) {
+		s.Terminal = true
 		s.ASCII = s.ASCII || variables["TERM"] == "dumb" || strings.HasPrefix(variables["TERM"], "vt")
 		if n, _, err := term.GetSize(int(file.Fd())); err == nil && n > 0 {
 			s.Width = max(n, leastWidth)

@@ -51,7 +51,7 @@ func (p *Page) brief() (text string) {
 }
 
 func (p *Page) text() string {
-	if p.Brief != nil && !p.Screen.Long && !p.Screen.Table {
+	if p.Brief != nil && !p.Screen.Long && !p.Screen.Table && (p.Screen.Terminal || !p.Piped) {
 		return p.brief()
 	}
 	l := loose

@@ -49,7 +49,7 @@ func (t *Topology) MarshalJSON() ([]byte, error) {
 func (t *Topology) Page() *Page {
 	return &Page{
 		Title:    "Topology of " + title(t.Host),
-		Sections: []Section{{t.limits()}, {machineTree(t.Host)}, {distances(t.Nodes)}},
+		Sections: []Section{{t.limits()}, {coresPicture(t.Host), machineTree(t.Host)}, {distances(t.Nodes)}},
 		Document: t,
 	}
 }
@@ -149,7 +149,7 @@ func coresText(cores []host.Core) string {
 	}
 	text := counted(usable, "core")
 	if halves > 0 {
-		text += fmt.Sprintf(", %d of them in part", halves)
+		text += fmt.Sprintf(", %d of them with some threads only", halves)
 	}
 	return text
 }

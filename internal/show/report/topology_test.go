@@ -94,7 +94,7 @@ func TestTopologyTree(t *testing.T) {
 	part := hosttest.Grid(2, 2, 2)
 	part.Affinity = part.Affinity.Difference(hosttest.Grid(1, 3, 1).Affinity) // 0-2
 	want := "package 0, NUMA node 0 (64.0 GiB), L3: 2 cores of 2 threads, CPUs 0-1,4-5, usable 4-5 " +
-		"(2 cores, 2 of them in part)"
+		"(2 cores, 2 of them with some threads only)"
 	if text := topologyText(t, part); !strings.Contains(text, want) ||
 		!strings.Contains(text, "not usable         0-2: not in the affinity mask") {
 		t.Errorf("got\n%s\nwant %s", text, want)

@@ -61,12 +61,22 @@ func (d *Tuning) Page() *Page {
 			verdict = append(verdict, fmt.Sprintf("%s: %v", counted(s.Ranks, "rank"), &s))
 		}
 	}
-	return &Page{
+	page := &Page{
 		Title: "Tuning of this host", Sections: sections, Verdict: strings.Join(verdict, "; "), Document: d,
-		Narrow: true,
+		Narrow: true, Piped: true,
 		Hints: []string{"written to " + d.File,
 			"run, serve, rehearse and plan use it; --host-profile none ignores it"},
 	}
+	page.Brief = func(detail int) *Page {
+		t := d.splits()
+		rows := t.Rows[:min(len(t.Rows), max(1, detail))]
+		return &Page{Verdict: page.Verdict, Hints: page.Hints, Sections: []Section{
+			{facts.chosen("host", "left out", "warning")},
+			{Paragraph("cores of each rank where a step is the shortest"), &Table{Style: t.Style, Columns: t.Columns,
+				Rows: rows}},
+			{d.links(), next("--long shows the speed of updates and the time of the trainer, core by core")}}}
+	}
+	return page
 }
 
 // leftOut lists the formats for which there was no time.
@@ -106,7 +116,7 @@ func (d *Tuning) step() string {
 	if p.Load == profile.LoadCommand && p.StepsHoldUpdate {
 		return text + "; measured as a whole, because the command uses the optimizer service"
 	}
-	return text + "; assumed: it takes as long as forward and backward where each is the fastest"
+	return text + "; it is assumed to take as long as these two at their fastest"
 }
 
 func (d *Tuning) updates() *Table {

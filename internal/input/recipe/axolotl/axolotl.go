@@ -25,6 +25,8 @@ var Kind = &recipe.Kind{Name: "axolotl configuration", Flag: recipe.ConfigFlag, 
 		recipe.Accumulation:          {Path: "gradient_accumulation_steps"},
 		recipe.EvaluationBatch:       {Path: "eval_batch_size"},
 		recipe.SavesModelOnly:        {Path: "save_only_model", Unset: false},
+		recipe.BF16:                  recipe.TrainerKeys[recipe.BF16],
+		recipe.FP16:                  recipe.TrainerKeys[recipe.FP16],
 		recipe.GradientCheckpointing: {Path: "gradient_checkpointing"}, recipe.OptimizerName: {Path: "optimizer"}}}
 
 // axolotl is axolotl's configuration: src/axolotl/utils/schemas, with the older names of keys that it still takes.

@@ -54,6 +54,7 @@ type ZeRO struct {
 	OverlapReduction  bool     // overlap_comm: a second reduce bucket
 	OffloadOptimizer  Offload  `key:"zero_optimization.offload_optimizer"`
 	OffloadParameters Offload  `key:"zero_optimization.offload_param"`
+	KeepsOptimizer    bool     // an offloaded one of the program (zero_force_ds_cpu_optimizer is false)
 	ZenFlow           *ZenFlow `key:"zero_optimization.zenflow"`                 // nil when the file has none
 	QuantizedGather   bool     `key:"zero_optimization.zero_quantized_weights"`  // of ZeRO-3: in 8 bits
 	EfficientLinear   bool     `key:"zero_optimization.memory_efficient_linear"` // of ZeRO-3, under autocast
@@ -231,6 +232,7 @@ func (r *reader) fill(d *Config) {
 		d.OverlapReduction = d.ZeROStage == 3
 	}
 	r.fillOffload(&d.OffloadOptimizer, zero+".offload_optimizer", zero+".cpu_offload")
+	d.KeepsOptimizer = !r.Truth("zero_force_ds_cpu_optimizer")
 	d.OffloadOptimizer.Ratio = r.Number(zero + ".offload_optimizer.ratio")
 	d.OffloadOptimizer.SuperOffload = r.Truth(zero + ".offload_optimizer.super_offload")
 	r.fillOffload(&d.OffloadParameters, zero+".offload_param", zero+".cpu_offload_param")

@@ -17,13 +17,14 @@ import (
 var Rule = strict.Object(
 	rule.Size.OrAuto().OrNull().For(TrainKey+" "+MicroKey+" "+AccumulationKey),
 	rule.Size.For("data_parallel_size"),
-	rule.Boolean.For(`zero_allow_untested_optimizer zero_force_ds_cpu_optimizer prescale_gradients sparse_gradients
+	rule.Boolean.For(`zero_allow_untested_optimizer prescale_gradients sparse_gradients
 		disable_allgather use_data_before_expert_parallelism wall_clock_breakdown memory_breakdown dump_state
 		dataloader_drop_last graph_harvesting`),
 	strict.Text("fp32", "fp16", "bf16").InAnyCase().OrNull().For("communication_data_type"),
 	rule.Free.For("quantize_training"),
 	strict.Keys{
 		"managed_gradient_accumulation": rule.Boolean.Default(true),
+		"zero_force_ds_cpu_optimizer":   rule.Boolean.Default(true),
 		"sequence_parallel_size":        rule.Size.To(1 << 12).Default(1),
 		"seq_parallel_communication_data_type": strict.Text("fp32", "fp16",
 			"bf16").InAnyCase().OrNull().Default("fp32"),

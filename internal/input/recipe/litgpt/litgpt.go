@@ -18,6 +18,8 @@ var Kind = &recipe.Kind{Name: "LitGPT configuration", Flag: recipe.ConfigFlag, P
 	Marks: "checkpoint_dir+train checkpoint_dir+logger_name checkpoint_dir+lora_r",
 	Settings: recipe.SettingKeys{recipe.MicroBatch: {Path: "train.micro_batch_size"},
 		recipe.TrainBatch:   {Path: "train.global_batch_size"},
+		recipe.BF16:         {Path: "precision", Says: recipe.Constant("bf16-mixed")},
+		recipe.FP16:         {Path: "precision", Says: recipe.Constant("16-mixed")},
 		recipe.Accumulation: {Follows: recipe.TrainBatch}}}
 
 // litgpt is LitGPT 0.5.13: litgpt/finetune/lora.py and litgpt/args.py.

@@ -22,6 +22,8 @@ var Kind = &recipe.Kind{Name: "LLaMA-Factory configuration", Flag: recipe.Config
 		recipe.SavesModelOnly:        recipe.TrainerKeys[recipe.SavesModelOnly],
 		recipe.GradientCheckpointing: {Path: "disable_gradient_checkpointing", Says: inverse},
 		recipe.OptimizerName:         recipe.TrainerKeys[recipe.OptimizerName],
+		recipe.BF16:                  recipe.TrainerKeys[recipe.BF16],
+		recipe.FP16:                  recipe.TrainerKeys[recipe.FP16],
 		recipe.Liger:                 {Path: "enable_liger_kernel"}},
 	LaunchVariables: []string{"NPROC_PER_NODE", "NNODES"},
 	ConfigIn:        "1", EveryDevice: true, Forced: "FORCE_TORCHRUN", Abbreviates: true,

@@ -31,6 +31,7 @@ var settings = recipe.SettingKeys{recipe.MicroBatch: {Path: "training.local_batc
 	recipe.FSDPOffload:           {Path: "training.enable_cpu_offload"},
 	recipe.Reshard:               {Path: "parallelism.fsdp_reshard_after_forward", Says: policyOf},
 	recipe.GradientCheckpointing: {Path: "activation_checkpoint.mode", Says: modeOf},
+	recipe.BF16:                  {Path: "training.mixed_precision_param", Says: recipe.Constant("bfloat16")},
 	recipe.TensorDegree:          {Path: "parallelism.tensor_parallel_degree", Unset: 1},
 	recipe.ContextDegree:         {Path: "parallelism.context_parallel_degree", Unset: 1},
 	recipe.ShardDegree:           {Path: "parallelism.data_parallel_shard_degree", Unset: -1},

@@ -25,7 +25,8 @@ var Kind = &recipe.Kind{Name: "torchtune configuration", Flag: recipe.ConfigFlag
 	Settings: recipe.SettingKeys{recipe.MicroBatch: {Path: "batch_size"},
 		recipe.Accumulation:          {Path: "gradient_accumulation_steps"},
 		recipe.GradientCheckpointing: {Path: "enable_activation_checkpointing"},
-		recipe.FSDPOffload:           {Path: "fsdp_cpu_offload"}}}
+		recipe.FSDPOffload:           {Path: "fsdp_cpu_offload"},
+		recipe.BF16:                  {Path: "dtype", Says: recipe.Constant("bf16")}}}
 
 // torchtune is torchtune's recipes for supervised training, until April 2026 (commit bd2a0fc7): recipes/*.py.
 var torchtune = recipe.Program{Name: "torchtune", Loose: true, Package: "torchtune",
