@@ -99,7 +99,7 @@ func TestBridgeSource(t *testing.T) {
 	}
 	if m.Layers != 36 || m.Hidden != 4096 || m.QueryGroups != 8 || !m.QKNorm || !m.SwiGLU || m.Tensor != 4 ||
 		m.MicroBatch != 1 || m.GlobalBatch != 32 || m.Sequence != 4096 || m.Ranks != 16 || !m.BF16 ||
-		!m.Distributed || len(m.Files) != 1 || m.Files[0] != file {
+		!m.Distributed || m.HiddenDrop != 0 || m.AttentionDrop != 0 || len(m.Files) != 1 || m.Files[0] != file {
 		t.Errorf("got %+v", m)
 	}
 	tuned, err := ReadMegatron(file+":qwen3_8b_sft_config", nil)
