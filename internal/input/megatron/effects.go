@@ -35,17 +35,18 @@ var gone = map[string]string{"batch_size": "--micro-batch-size", "warmup": "--lr
 
 // noted say what is left out of the plan.
 var noted = map[string]string{
-	"moe_enable_deepep":                        "the buffers of DeepEP are not in the plan",
-	"moe_flex_dispatcher_backend":              "the buffers of DeepEP, HybridEP and NCCL EP are not in the plan",
-	"moe_router_dtype":                         "the scores of the router are planned in fp32",
-	"empty_unused_memory_level":                "blocks of PyTorch's allocator are planned as if they stayed",
-	"rampup_batch_size":                        "steps are planned with the full global batch",
-	"step_batch_size_schedule":                 "steps are planned with the full global batch",
-	"eval_micro_batch_size":                    "evaluation is not in the plan",
-	"overlap_param_gather_with_optimizer_step": "the optimizers of the first chunk and of the others are planned as one",
-	"moe_shared_expert_overlap":                "shared experts are planned as if they ran after the others",
-	"cp_comm_type":                             "context parallelism is planned with keys and values that are exchanged (p2p)",
-	"overlap_cpu_optimizer_d2h_h2d":            "copies between GPU and host are planned without temporaries",
+	"moe_enable_deepep":             "the buffers of DeepEP are not in the plan",
+	"moe_flex_dispatcher_backend":   "the buffers of DeepEP, HybridEP and NCCL EP are not in the plan",
+	"moe_router_dtype":              "the scores of the router are planned in fp32",
+	"empty_unused_memory_level":     "blocks of PyTorch's allocator are planned as if they stayed",
+	"rampup_batch_size":             "steps are planned with the full global batch",
+	"step_batch_size_schedule":      "steps are planned with the full global batch",
+	"eval_micro_batch_size":         "evaluation is not in the plan",
+	"moe_shared_expert_overlap":     "shared experts are planned as if they ran after the others",
+	"cp_comm_type":                  "context parallelism is planned with keys and values that are exchanged (p2p)",
+	"overlap_cpu_optimizer_d2h_h2d": "copies between GPU and host are planned without temporaries",
+
+	"overlap_param_gather_with_optimizer_step": "the optimizers of all chunks are planned as one",
 }
 
 // silentArguments are those that do not change memory: data, schedules, logs, checkpoints, and what only others use

@@ -206,13 +206,14 @@ func TestArgumentsHaveOneEffect(t *testing.T) {
 
 // TestEffects: an argument that the plan does not have is refused, noted, or known to change nothing.
 func TestEffects(t *testing.T) {
+	const mxfp8 = "--fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather"
 	for arguments, want := range map[string]string{
 		"--lr 1e-4 --log-interval 10 --save x": "", "--first-last-layers-bf16 false": "",
-		"--moe-router-dtype fp32":                    "--moe-router-dtype: the scores",
-		"--softmax-type learnable":                   "--softmax-type: planned as",
-		"--overlap-param-gather-with-optimizer-step": "are planned as one",
-		"--fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag": "",
-		"--moe-token-dispatcher-type flex --num-experts 2":                                            "without buffers of its own",
+		"--moe-router-dtype fp32":                          "--moe-router-dtype: the scores",
+		"--softmax-type learnable":                         "--softmax-type: planned as",
+		"--overlap-param-gather-with-optimizer-step":       "are planned as one",
+		mxfp8 + " --reuse-grad-buf-for-mxfp8-param-ag":     "",
+		"--moe-token-dispatcher-type flex --num-experts 2": "without buffers of its own",
 	} {
 		j, err := decide(t, small+" --global-batch-size 1 --bf16 "+arguments, 1)
 		if err != nil {

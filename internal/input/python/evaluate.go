@@ -258,8 +258,8 @@ func (b *block) imports(s *statement) {
 	}
 }
 
-// submodule returns a module that stands in a package without being a name of it, as a symbol with the module's names. It
-// returns nil for what is no module of the same project.
+// submodule returns a module that stands in a package without being a name of it, as a symbol with the module's names.
+// It returns nil for what is no module of the same project.
 func (b *block) submodule(symbol *Value, module, name string) *Value {
 	if module == "" || strings.Trim(module, ".") == "" {
 		return nil

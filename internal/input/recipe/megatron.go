@@ -91,12 +91,7 @@ type Megatron struct {
 	BF16 bool `key:"bf16"`
 	FP16 bool `key:"fp16"`
 
-	FP8       string `key:"fp8_format"`
-	FP8Recipe string `key:"fp8_recipe"`
-	FP8Gather bool   `key:"fp8_param_gather"`
-	// ReusesGradients says that parameters in mxfp8 are gathered in the gradient buffer, and so lie outside any buffer of
-	// their own.
-	ReusesGradients bool `key:"reuse_grad_buf_for_mxfp8_param_ag"`
+	MegatronFP8 `key:""`
 
 	Optimizer         string  `key:"optimizer"`
 	Distributed       bool    `key:"use_distributed_optimizer"`
@@ -183,6 +178,15 @@ type EncoderDecoder struct {
 	DecoderLayers   int64 `key:"decoder_num_layers"`
 	EncoderSequence int64 `key:"encoder_seq_length"`
 	DecoderSequence int64 `key:"decoder_seq_length"`
+}
+
+// MegatronFP8 says what layers compute and parameters rest in fp8.
+type MegatronFP8 struct {
+	FP8       string `key:"fp8_format"`
+	FP8Recipe string `key:"fp8_recipe"`
+	FP8Gather bool   `key:"fp8_param_gather"`
+	// ReusesGradients says that parameters in mxfp8 are gathered in the gradient buffer, and lie in no buffer.
+	ReusesGradients bool `key:"reuse_grad_buf_for_mxfp8_param_ag"`
 }
 
 // MegatronSaving says how checkpoints are saved.

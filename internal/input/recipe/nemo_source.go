@@ -37,7 +37,7 @@ func nemoSource(source *python.Source, function string) *strict.Value {
 	n := &nemoReader{root: &strict.Value{Kind: '{', At: int64(max(0, source.Names[function].At))}}
 	n.at = int(n.root.At)
 	Give(n.root, nemoRecipe, n.root.At, strict.Of(true))
-	n.trainer(made.Attribute("trainer"))
+	n.ranks(made.Attribute("trainer"))
 	n.model(made.Attribute("model"))
 	n.data(made)
 	n.section("optimizer", made.Attribute("optim").Attribute("config"))
@@ -131,8 +131,8 @@ func builtOf(v *python.Value) string {
 	return name[strings.LastIndexByte(name, '.')+1:]
 }
 
-// trainer reads the ranks, the strategy, the precision and the callbacks.
-func (n *nemoReader) trainer(trainer *python.Value) {
+// ranks reads the ranks of the trainer, its strategy, its precision and its callbacks.
+func (n *nemoReader) ranks(trainer *python.Value) {
 	strategy := trainer.Attribute("strategy")
 	if strategy == nil || builtOf(strategy) != "MegatronStrategy" {
 		n.unplanned("its strategy is not MegatronStrategy")
@@ -170,7 +170,7 @@ func (n *nemoReader) trainer(trainer *python.Value) {
 			}
 		}
 	}
-	for i, key := range []string{"tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"} {
+	for i, key := range nemoDegrees[:3] {
 		if n.of[i] = 1; isWhole(strategy.Attribute(key)) {
 			n.of[i] = int(strategy.Attribute(key).Number)
 		}
@@ -179,7 +179,8 @@ func (n *nemoReader) trainer(trainer *python.Value) {
 	n.callbacks(trainer.Attribute("callbacks"))
 }
 
-// nemoDegrees are arguments of MegatronStrategy that say how ranks share the model. silentStrategy change no memory.
+// nemoDegrees are arguments of MegatronStrategy that say how ranks share the model; the first three divide a replica
+// among ranks. silentStrategy change no memory.
 var (
 	nemoDegrees = strings.Fields(`tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size
 		virtual_pipeline_model_parallel_size sequence_parallel expert_model_parallel_size expert_tensor_parallel_size

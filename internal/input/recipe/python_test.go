@@ -127,7 +127,7 @@ func TestUnslothVision(t *testing.T) {
 				t.Errorf("%s: adapts %s: %v", arguments, module, is)
 			}
 		}
-		if f.Quantization == nil || !slices.Contains(f.Quantization.SkipModules, "vision_tower") || f.Offloading == nil {
+		if q := f.Quantization; q == nil || !slices.Contains(q.SkipModules, "vision_tower") || f.Offloading == nil {
 			t.Errorf("%s: quantization %+v, offloading %+v", arguments, f.Quantization, f.Offloading)
 		}
 	}

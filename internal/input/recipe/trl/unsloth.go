@@ -35,8 +35,8 @@ func (r *reader) unsloth() error {
 	class = class[strings.LastIndexByte(class, '.')+1:]
 	if !strings.Contains(" "+unslothLoaders+" ", " "+class+" ") {
 		return r.Inputf(v.At, "%s of Unsloth loads the model, which is not planned yet", class).
-			WithHint(fmt.Sprintf("plimsoll plans FastLanguageModel, FastModel and FastVisionModel; 'plimsoll plan --gpu "+
-				"NAME -- python %s' plans the program as it runs, without a GPU, where Unsloth is installed", r.File))
+			WithHint(fmt.Sprintf("plimsoll plans FastLanguageModel, FastModel and FastVisionModel; 'plimsoll plan "+
+				"--gpu NAME -- python %s' plans the program as it runs, without a GPU, where Unsloth is installed", r.File))
 	}
 	for _, m := range v.Members {
 		if known := unslothLoading + " " + unslothSilent + " name class arguments"; strings.Contains(" "+known+" ",
@@ -209,7 +209,8 @@ const (
 func (r *reader) unslothParts(v *strict.Value, values map[string]*strict.Value) error {
 	on := func(key string) bool { m := v.Member(key); return m == nil || recipe.On(m.Value) }
 	if !r.readsImages() {
-		for name := range strings.FieldsSeq("finetune_language_layers finetune_attention_modules finetune_mlp_modules") {
+		for name := range strings.FieldsSeq(`finetune_language_layers finetune_attention_modules
+			finetune_mlp_modules`) {
 			if !on(name) {
 				return r.Inputf(v.At, "%s of get_peft_model is false, which is not planned yet for %s", name,
 					r.LoaderClass())
