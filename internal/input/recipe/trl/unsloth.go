@@ -36,7 +36,8 @@ func (r *reader) unsloth() error {
 	if !strings.Contains(" "+unslothLoaders+" ", " "+class+" ") {
 		return r.Inputf(v.At, "%s of Unsloth loads the model, which is not planned yet", class).
 			WithHint(fmt.Sprintf("plimsoll plans FastLanguageModel, FastModel and FastVisionModel; 'plimsoll plan "+
-				"--gpu NAME -- python %s' plans the program as it runs, without a GPU, where Unsloth is installed", r.File))
+				"--gpu NAME -- python %s' plans the program as it runs, without a GPU, where Unsloth is installed",
+				r.File))
 	}
 	for _, m := range v.Members {
 		if known := unslothLoading + " " + unslothSilent + " name class arguments"; strings.Contains(" "+known+" ",
