@@ -19,11 +19,11 @@ var notPlanned = strings.Fields(`use_megatron_fsdp use_torch_fsdp2 fine_grained_
 	init_model_with_meta_device defer_embedding_wgrad_compute enable_cuda_graph external_cuda_graph optimizer_cuda_graph
 	delay_wgrad_compute hybrid_context_parallel overlap_moe_expert_parallel_comm attention_output_gate
 	fp16_lm_cross_entropy tp_comm_overlap freeze_all_layers ddp_reduce_scatter_with_fp32_accumulation
-	ddp_param_name_patterns_for_fp32_local_accumulation reuse_grad_buf_for_mxfp8_param_ag fp8_output_proj
+	ddp_param_name_patterns_for_fp32_local_accumulation fp8_output_proj
 	first_last_layers_bf16 te_precision_config_file enable_mhc_connections linear_attention_freq
 	tensor_parallel_num_weight_shards expert_tensor_parallel_num_weight_shards gtp_remat_opt_in_modules
 	use_kitchen_attention moe_paged_stash moe_expert_rank_capacity_factor mtp_use_repeated_layer
-	mtp_hybrid_override_pattern mlp_chunks_for_training logits_load_dir overlap_param_gather_with_optimizer_step
+	mtp_hybrid_override_pattern mlp_chunks_for_training logits_load_dir
 	num_channels num_classes`)
 
 // elsewhere are arguments that say that others are in another place.
@@ -45,6 +45,8 @@ var noted = map[string]string{
 	"moe_shared_expert_overlap":     "shared experts are planned as if they ran after the others",
 	"cp_comm_type":                  "context parallelism is planned with keys and values that are exchanged (p2p)",
 	"overlap_cpu_optimizer_d2h_h2d": "copies between GPU and host are planned without temporaries",
+
+	"overlap_param_gather_with_optimizer_step": "the optimizers of all chunks are planned as one",
 }
 
 // silentArguments are those that do not change memory: data, schedules, logs, checkpoints, and what only others use
@@ -109,7 +111,11 @@ func (j *Job) aliases() error {
 
 // unplanned refuses values that the plan does not know.
 func (j *Job) unplanned() error {
+	const reuse = "reuse_grad_buf_for_mxfp8_param_ag"
 	switch {
+	case j.ReusesGradients && (!j.FP8Gather || j.FP8Recipe != "mxfp8"):
+		return j.Fault(reuse, "is given without --fp8-param-gather and --fp8-recipe mxfp8",
+			"Megatron-LM asserts this: only such parameters are gathered in the gradient buffer")
 	case j.CUDAGraph != "" && j.CUDAGraph != "none":
 		return j.Fault("cuda_graph_impl", "is given, and memory of CUDA graphs is not planned yet", "")
 	case j.Optimizer != "adam":

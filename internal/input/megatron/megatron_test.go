@@ -206,10 +206,13 @@ func TestArgumentsHaveOneEffect(t *testing.T) {
 
 // TestEffects: an argument that the plan does not have is refused, noted, or known to change nothing.
 func TestEffects(t *testing.T) {
+	const mxfp8 = "--fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather"
 	for arguments, want := range map[string]string{
 		"--lr 1e-4 --log-interval 10 --save x": "", "--first-last-layers-bf16 false": "",
 		"--moe-router-dtype fp32":                          "--moe-router-dtype: the scores",
 		"--softmax-type learnable":                         "--softmax-type: planned as",
+		"--overlap-param-gather-with-optimizer-step":       "are planned as one",
+		mxfp8 + " --reuse-grad-buf-for-mxfp8-param-ag":     "",
 		"--moe-token-dispatcher-type flex --num-experts 2": "without buffers of its own",
 	} {
 		j, err := decide(t, small+" --global-batch-size 1 --bf16 "+arguments, 1)
@@ -226,7 +229,9 @@ func TestEffects(t *testing.T) {
 	for arguments, want := range map[string]string{
 		"--tp-comm-overlap": "not planned yet", "--yaml-cfg x.yaml": "from another place",
 		"--batch-size 4": "give --micro-batch-size", "--no-position-embedding": "without rotary positions",
-		"--cpu-offloading-num-layers 2": "not planned yet",
+		"--cpu-offloading-num-layers 2":                         "not planned yet",
+		"--reuse-grad-buf-for-mxfp8-param-ag":                   "without --fp8-param-gather",
+		"--fp8-format e4m3 --reuse-grad-buf-for-mxfp8-param-ag": "without --fp8-param-gather",
 	} {
 		if _, err := decide(t, small+" "+arguments, 1); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, expected %q", arguments, err, want)

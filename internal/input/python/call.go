@@ -56,6 +56,9 @@ func (b *block) call(e *expression) *Value {
 		return cmp.Or(b.parses(e.parts[0].text, made), b.dataclasses(e.parts[0].text, made))
 	case from != nil:
 		made.Class = from.Class + "." + e.parts[0].text
+		if slices.Contains(bridged, e.parts[0].text) {
+			made.of = b.ofLibrary("megatron.core")["TransformerConfig"]
+		}
 		if changes(e.parts[0].text) {
 			b.spoilOwner(of, e)
 		}
@@ -83,6 +86,9 @@ func (b *block) call(e *expression) *Value {
 	}
 	return made
 }
+
+// bridged are the methods of Megatron-Bridge's AutoBridge that return the configuration of a model.
+var bridged = []string{"to_megatron_provider", "get_model_config"}
 
 // hands follows the functions of the source among the arguments of a call that is not followed.
 func (b *block) hands(made *Value) {
@@ -195,10 +201,13 @@ func (b *block) builtin(name string, c *Value, e *expression) *Value {
 	case name == "setattr" && len(c.Given) == 3:
 		return b.setAttribute(first, c.Given[1], c.Given[2], e)
 	case name == "getattr" && len(c.Given) == 3 && first.Kind == Object && c.Given[1].Kind == Text:
-		if is := first.Attribute(c.Given[1].Text); is != nil {
+		if is := cmp.Or(first.Attribute(c.Given[1].Text), first.of.Attribute(c.Given[1].Text)); is != nil {
 			return is
 		}
 		return b.unknown(e.String(), e.at)
+	case name == "hasattr" && len(c.Given) == 2 && first.Kind == Object && c.Given[1].Kind == Text &&
+		cmp.Or(first.Attribute(c.Given[1].Text), first.of.Attribute(c.Given[1].Text)) != nil:
+		return &Value{Kind: Bool, Truth: true, At: c.At}
 	case name == "getattr" && len(c.Given) == 2 && first.Kind == Symbol && !first.class && c.Given[1].Kind == Text:
 		return &Value{Kind: Symbol, Text: first.Text + "." + c.Given[1].Text, At: c.At}
 	case name == "len" && (first.Kind == List || first.Kind == Dict):

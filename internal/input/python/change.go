@@ -47,6 +47,11 @@ func (b *block) declare(s *statement) {
 func (b *block) bindName(t *expression, value *Value) {
 	scope := b.bound[t.text]
 	if scope == nil {
+		if b.class && value.Kind == Symbol && value.resolve != nil { // a field, and no import
+			field := *value
+			field.resolve = nil
+			value = &field
+		}
 		b.local[t.text] = value
 		return
 	}

@@ -27,7 +27,31 @@ func (b *block) classOf(s *statement) {
 		class.fields = class.fields || strings.HasSuffix(d.String(), "dataclass") ||
 			strings.HasSuffix(d.String(), "dataclass(...)")
 	}
+	if class.fields {
+		b.fieldDefaults(class)
+	}
 	b.bind(&expression{kind: nameOf, at: s.at, text: s.name}, class)
+}
+
+// fieldDefaults gives the fields of a dataclass the defaults that dataclasses.field says.
+func (b *block) fieldDefaults(class *Value) {
+	for i, m := range class.Members {
+		if m.Is.Kind != Object || m.Is.Name() != "field" {
+			continue
+		}
+		factory := m.Is.Attribute("default_factory")
+		switch is := m.Is.Attribute("default"); {
+		case is != nil:
+			class.Members[i].Is = is
+		case factory == nil:
+		case factory.Kind == Function:
+			class.Members[i].Is = b.invoke(factory, nil, nil, m.At)
+		case factory.Kind == Symbol && factory.Text == "list":
+			class.Members[i].Is = &Value{Kind: List, At: m.At, born: b.steps}
+		case factory.Kind == Symbol && factory.Text == "dict":
+			class.Members[i].Is = &Value{Kind: Dict, At: m.At, born: b.steps}
+		}
+	}
 }
 
 // inheritFields gives a class the fields of the dataclass that it extends, if that stands in the source.
@@ -38,7 +62,8 @@ func (b *block) inheritFields(class *Value, s *statement) {
 			continue
 		}
 		for _, m := range above.Members {
-			if m.Is.Kind != Function && class.Attribute(m.Name) == nil {
+			isMethod := m.Is.Kind == Function && m.Is.Text == m.Name
+			if !isMethod && class.Attribute(m.Name) == nil {
 				class.Members = append(class.Members, m)
 			}
 		}

@@ -247,10 +247,28 @@ func (b *block) imports(s *statement) {
 			symbol.Text = i.module
 			b.local[i.as] = symbol
 		default:
-			symbol.resolve = func() *Value { return b.imported(i.module)[i.name] }
+			symbol.resolve = func() *Value {
+				if is := b.imported(i.module)[i.name]; is != nil && is != symbol {
+					return is
+				}
+				return b.submodule(symbol, i.module, i.name)
+			}
 			b.local[i.as] = symbol
 		}
 	}
+}
+
+// submodule returns a module that stands in a package without being a name of it, as a symbol with the module's names.
+// It returns nil for what is no module of the same project.
+func (b *block) submodule(symbol *Value, module, name string) *Value {
+	if module == "" || strings.Trim(module, ".") == "" {
+		return nil
+	}
+	scope := b.imported(module + "." + name)
+	if scope == nil {
+		return nil
+	}
+	return &Value{Kind: Symbol, Text: symbol.Text, At: symbol.At, names: scope}
 }
 
 // imported returns the names of a module of the same project, or nil.
@@ -501,12 +519,19 @@ func (b *block) attributeOf(of *Value, e *expression) *Value {
 		if is := of.Attribute(e.text); is != nil {
 			return is
 		}
+		if is := of.names[e.text]; is != nil {
+			return b.resolved(is)
+		}
 		return &Value{Kind: Symbol, Text: of.Text + "." + e.text, At: b.file.position(e.at)}
 	case Object:
 		if is := of.Attribute(e.text); is != nil {
 			return is
 		}
 		if is := of.of.Attribute(e.text); is != nil {
+			if of.of.fields && (is.Kind == List || is.Kind == Dict) { // each object has its own
+				is = b.clone(is)
+				of.set(e.text, is.At, is)
+			}
 			return is
 		}
 		return &Value{Kind: Unknown, Text: e.String(), At: b.file.position(e.at), From: of}

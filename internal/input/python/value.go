@@ -35,7 +35,8 @@ type Value struct {
 	around   []map[string]*Value // that a Function sees of the functions around it
 	usual    map[string]*Value   // defaults of a Function
 	file     *file
-	resolve  func() *Value // of a name of another module that nobody has used yet
+	names    map[string]*Value // of a Symbol: what a module of the same project binds
+	resolve  func() *Value     // of a name of another module that nobody has used yet
 }
 
 // Change is an attribute below an object that a source sets or deletes, such as model.layers.

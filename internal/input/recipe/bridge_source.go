@@ -27,6 +27,9 @@ var bridgeSections = strings.Fields("model train optimizer ddp dist mixed_precis
 // bridgeSource makes a configuration of Megatron-Bridge of a recipe: a function of Python that returns it. A source of
 // one such function needs no name.
 func bridgeSource(source *python.Source, function string) *strict.Value {
+	if root := nemoSource(source, function); root != nil {
+		return root
+	}
 	if function == "" {
 		named := configurationsOf(source)
 		if len(named) != 1 {
@@ -156,13 +159,13 @@ func (s *megatronSections) computedSections() error {
 	for _, section := range s.Root.Members {
 		if isComputed(section.Value) && section.Name != "dataset" && section.Name != "comm_overlap" {
 			return s.Inputf(section.Value.At, "%s of the recipe is %s, which only a run can tell", section.Name,
-				saidBy(section.Value)).WithHint(bridgeInstead)
+				saidBy(section.Value)).WithHint(s.instead())
 		}
 		for _, m := range section.Value.Members {
 			isRead := section.Name != "dataset" && section.Name != "comm_overlap" || strings.HasPrefix(m.Name, "seq")
 			if isRead && isComputed(m.Value) {
 				return s.Inputf(m.Value.At, "%s.%s of the recipe is %s, which only a run can tell", section.Name,
-					m.Name, saidBy(m.Value)).WithHint(bridgeInstead)
+					m.Name, saidBy(m.Value)).WithHint(s.instead())
 			}
 		}
 	}

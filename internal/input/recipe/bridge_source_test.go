@@ -74,6 +74,30 @@ def unknown_config():
     cfg.train.micro_batch_size = int(os.environ["MBS"])
     return cfg
 
+def benchmark(cfg):
+    if hasattr(cfg.model, "use_transformer_engine_op_fuser") and cfg.model.use_transformer_engine_op_fuser:
+        cfg.model.use_transformer_engine_op_fuser = False
+    if getattr(cfg.model, "cuda_graph_impl", None) == "none":
+        cfg.model.context_parallel_size = 2
+
+def benchmark_config():
+    cfg = qwen3_8b_pretrain_16gpu_config()
+    benchmark(cfg)
+    return cfg
+
+def known_benchmark_config():
+    cfg = qwen3_8b_pretrain_16gpu_config()
+    cfg.model.use_transformer_engine_op_fuser = True
+    cfg.model.cuda_graph_impl = "local"
+    benchmark(cfg)
+    return cfg
+
+def guessing_config():
+    cfg = qwen3_8b_pretrain_16gpu_config()
+    if hasattr(cfg.model, "of_nobody"):
+        cfg.model.num_layers = 3
+    return cfg
+
 def hybrid_config():
     cfg = base()
     cfg.model = HybridProvider(num_layers=2, hidden_size=64)
@@ -99,7 +123,7 @@ func TestBridgeSource(t *testing.T) {
 	}
 	if m.Layers != 36 || m.Hidden != 4096 || m.QueryGroups != 8 || !m.QKNorm || !m.SwiGLU || m.Tensor != 4 ||
 		m.MicroBatch != 1 || m.GlobalBatch != 32 || m.Sequence != 4096 || m.Ranks != 16 || !m.BF16 ||
-		!m.Distributed || len(m.Files) != 1 || m.Files[0] != file {
+		!m.Distributed || m.HiddenDrop != 0 || m.AttentionDrop != 0 || len(m.Files) != 1 || m.Files[0] != file {
 		t.Errorf("got %+v", m)
 	}
 	tuned, err := ReadMegatron(file+":qwen3_8b_sft_config", nil)
@@ -117,6 +141,13 @@ func TestBridgeSource(t *testing.T) {
 		staged.Layout != "Ettttttttt|ttttttttt|ttttttttt|tttttttttL" {
 		t.Errorf("layers of stages: %+v, %v", staged, err)
 	}
+	// What recipes ask of a model has the defaults of megatron-core, and what they have set before.
+	for function, context := range map[string]int64{"benchmark_config": 2, "known_benchmark_config": 1} {
+		got, err := ReadMegatron(file+":"+function, nil)
+		if err != nil || got.Context != context || (got.CUDAGraph == "local") != (context == 1) {
+			t.Errorf("%s: %+v, %v", function, got, err)
+		}
+	}
 	// The provider predicts further tokens as config.json says, unless the recipe does not.
 	for function, want := range map[string]int64{"glm_config": 1, "glm_without_mtp_config": 0} {
 		if glm, err := ReadMegatron(file+":"+function, nil); err != nil || glm.Predictions != want || !glm.QKVBias {
@@ -124,6 +155,7 @@ func TestBridgeSource(t *testing.T) {
 		}
 	}
 	for function, says := range map[string]string{
+		"guessing_config":      "model.num_layers of the recipe is",
 		"qwen3_8b_dora_config": "peft is DoRA", "qwen3_vl_config": "layers are not planned in Megatron core",
 		"unknown_config": "only a run can tell", "hybrid_config": "HybridProvider makes the model",
 	} {

@@ -183,8 +183,6 @@ type Tricks struct {
 	GroupsWithMask []string
 	// Separate are names of modules that the program adapts one by one, also where transformers joins them.
 	Separate []string
-	// AdaptsEncoder is where a program adapts the encoder of images of a model that has one: FastModel of Unsloth.
-	AdaptsEncoder *fault.Position
 	// WidensNorms says that norms, embeddings and the head are kept in fp32.
 	WidensNorms bool
 	// ScalesProducts says that products of blocks are in fp8.

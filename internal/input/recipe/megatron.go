@@ -91,9 +91,7 @@ type Megatron struct {
 	BF16 bool `key:"bf16"`
 	FP16 bool `key:"fp16"`
 
-	FP8       string `key:"fp8_format"`
-	FP8Recipe string `key:"fp8_recipe"`
-	FP8Gather bool   `key:"fp8_param_gather"`
+	MegatronFP8 `key:""`
 
 	Optimizer         string  `key:"optimizer"`
 	Distributed       bool    `key:"use_distributed_optimizer"`
@@ -182,6 +180,15 @@ type EncoderDecoder struct {
 	DecoderSequence int64 `key:"decoder_seq_length"`
 }
 
+// MegatronFP8 says what layers compute and parameters rest in fp8.
+type MegatronFP8 struct {
+	FP8       string `key:"fp8_format"`
+	FP8Recipe string `key:"fp8_recipe"`
+	FP8Gather bool   `key:"fp8_param_gather"`
+	// ReusesGradients says that parameters in mxfp8 are gathered in the gradient buffer, and lie in no buffer.
+	ReusesGradients bool `key:"reuse_grad_buf_for_mxfp8_param_ag"`
+}
+
 // MegatronSaving says how checkpoints are saved.
 type MegatronSaving struct {
 	ModelOnly  bool   `key:"no_save_optim"`
@@ -232,7 +239,7 @@ func megatronRule() strict.Rule {
 		strict.Boolean().Lax().For(`group_query_attention use_flash_attn deterministic_mode swiglu squared_relu
 			disable_bias_linear add_qkv_bias untie_embeddings_and_output_weights qk_layernorm bert_no_binary_head
 			account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split sequence_parallel bf16 fp16
-			fp8_param_gather use_distributed_optimizer overlap_grad_reduce overlap_param_gather
+			fp8_param_gather reuse_grad_buf_for_mxfp8_param_ag use_distributed_optimizer overlap_grad_reduce overlap_param_gather
 			accumulate_allreduce_grads_in_fp32 grad_reduce_in_bf16 use_precision_aware_optimizer optimizer_cpu_offload
 			offload_optimizer_states no_pin_cpu_grads no_pin_cpu_params chunked_optimizer_state_offload
 			no_gradient_accumulation_fusion defer_embedding_wgrad_compute

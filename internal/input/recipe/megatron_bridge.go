@@ -25,9 +25,9 @@ var silentBridge = strings.Fields(`init_method output_layer_init_method init_met
 	scatter_embedding_sequence_parallel clone_scatter_output_in_embedding low_freq_factor high_freq_factor
 	old_context_len vocab_size mamba_head_dim mamba_num_groups mamba_state_dim moe_router_bias_update_rate
 	inference_sampling_seed embedding_init_method_std use_mamba_mem_eff_path mlp_chunks_for_prefill
-	gradient_reduce_div_fusion preserve_fp32_weights moe_deepep_num_sms moe_token_drop_policy cuda_graph_scope
-	softmax_type grad_reduce_in_fp32 main_grads_dtype main_params_dtype bf16 fp16 gradient_accumulation_fusion
-	bias_activation_fusion fp8_recipe fp4_recipe loss_scale initial_loss_scale min_loss_scale loss_scale_window
+	gradient_reduce_div_fusion preserve_fp32_weights moe_deepep_num_sms moe_hybridep_num_sms moe_token_drop_policy
+	cuda_graph_scope softmax_type grad_reduce_in_fp32 main_grads_dtype main_params_dtype bf16 fp16
+	gradient_accumulation_fusion bias_activation_fusion fp8_recipe fp4_recipe loss_scale initial_loss_scale min_loss_scale loss_scale_window
 	hysteresis exp_avg_dtype exp_avg_sq_dtype num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 autocast_enabled
 	_pipeline_model_parallel_layout_builder enable_megatron_core_experimental`)
 
@@ -38,19 +38,20 @@ func (s *megatronSections) bridge() error {
 		return err
 	}
 	if v := s.find("model." + bridgeUnplanned); v != nil {
-		return s.Inputf(v.At, "the model of this recipe of Megatron-Bridge is not planned: %s", v.Text).
-			WithHint("plimsoll plans " + CoreTypes + " in Megatron core; or " + bridgeInstead)
+		return s.unplannedModel(v)
 	}
 	if v := s.find(bridgeGPUs); v != nil {
 		s.ranks, _ = strconv.ParseInt(v.Text, 10, 64)
+	}
+	if v := s.find(nemoEach); v != nil {
+		s.perNode, _ = strconv.ParseInt(v.Text, 10, 64)
 	}
 	if v := s.find("comm_overlap.tp_comm_overlap"); On(v) {
 		s.note(v, "tp_comm_overlap of comm_overlap: its user buffers are not planned")
 	}
 	if s.find("model.num_layers") == nil || s.find("model.hidden_size") == nil {
-		return s.Inputf(s.Root.At, "this file changes settings of a recipe of Megatron-Bridge, and does not say the "+
-			"model: model.num_layers is absent").
-			WithHint(bridgeInstead)
+		return s.Inputf(s.Root.At, "this file changes settings of a recipe of %s, and does not say the model: "+
+			"model.num_layers is absent", s.program).WithHint(s.instead())
 	}
 	if err := cmp.Or(s.refuse("model", "it is a part of another model",
 		"teacher vision_config kd_config language_model"),
@@ -66,6 +67,24 @@ func (s *megatronSections) bridge() error {
 		s.same("ddp", `use_distributed_optimizer overlap_grad_reduce overlap_param_gather bucket_size=ddp_bucket_size
 			num_distributed_optimizer_instances fp8_param_gather
 			pad_buckets_for_high_nccl_busbw=ddp_pad_buckets_for_high_nccl_busbw`), s.bridgeDistributed(), s.bridgeRest())
+}
+
+// unplannedModel refuses a recipe for its model.
+func (s *megatronSections) unplannedModel(why *strict.Value) error {
+	planned := CoreTypes + " in Megatron core"
+	if s.program == nemo2Program {
+		planned = strings.Join(nemoModels, ", ") + " of NeMo 2 with MegatronStrategy and MegatronMixedPrecision"
+	}
+	return s.Inputf(why.At, "the model of this recipe of %s is not planned: %s", s.program, why.Text).
+		WithHint("plimsoll plans " + planned + "; or " + s.instead())
+}
+
+// instead says what to give in place of a recipe that is not planned.
+func (s *megatronSections) instead() string {
+	if s.program == nemo2Program {
+		return "give the arguments of Megatron-LM that say the same, as --megatron"
+	}
+	return bridgeInstead
 }
 
 // bridgeDistributed makes the optimizer distributed where one of two keys says so
@@ -96,7 +115,7 @@ func (s *megatronSections) bridgeModel() error {
 			continue
 		}
 		isZero := v.Kind == '0' && strings.Trim(v.Text, "0.") == ""
-		if v.Kind != '{' && On(v) && (!isZero || strings.HasSuffix(key, "_dropout")) {
+		if v.Kind != '{' && On(v) && !isZero || isZero && strings.HasSuffix(key, "_dropout") {
 			Give(s.made, key, v.At, v)
 		}
 	}
@@ -175,8 +194,12 @@ func (s *megatronSections) bridgeLength() {
 			s.give("seq_length", v, v.Text)
 		}
 	}
-	if v := s.find("model.vocab_size"); On(v) && !s.is("model.should_pad_vocab") {
-		s.give("padded_vocab_size", v, v.Text)
+	if v := s.find("model.vocab_size"); On(v) {
+		argument := "padded_vocab_size"
+		if s.is("model.should_pad_vocab") {
+			argument = "vocab_size"
+		}
+		s.give(argument, v, v.Text)
 	}
 }
 

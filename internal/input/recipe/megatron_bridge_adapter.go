@@ -33,7 +33,7 @@ func (s *megatronSections) bridgeAdapter() error {
 	class = class[strings.LastIndexByte(class, '.')+1:]
 	if bridgeTargets[class] == "" {
 		return s.Inputf(peft.At, "peft is %s, which is not planned yet", class).
-			WithHint("plimsoll plans LoRA and CanonicalLoRA of Megatron-Bridge")
+			WithHint("plimsoll plans LoRA and CanonicalLoRA of " + s.program)
 	}
 	for _, m := range peft.Members {
 		v := s.find("peft." + m.Name)

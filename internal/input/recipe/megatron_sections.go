@@ -37,6 +37,9 @@ func sectioned(d *strict.Document) *megatronSections {
 	const divided = "tensor_model_parallel_size pipeline_model_parallel_size megatron_amp_O2 mcore_gpt"
 	switch {
 	case d.Root.Kind != '{':
+	case d.Root.Member(nemoRecipe) != nil:
+		s.program = nemo2Program
+		return s
 	case d.Root.Member("trainer") != nil && has("model", divided):
 		s.program = nemoProgram
 		return s

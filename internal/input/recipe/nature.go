@@ -191,6 +191,9 @@ func asPython(path string, text []byte) string {
 			return fmt.Sprintf("it has recipes of Megatron-Bridge: give one of its %d functions, such as %s:%s",
 				len(names), path, names[0])
 		}
+		if names := nemoRecipesOf(source); len(names) > 0 {
+			return fmt.Sprintf("it has recipes of NeMo 2: give one of its functions, such as %s:%s", path, names[0])
+		}
 	}
 	if titanFunction.Match(text) {
 		program = "python -m torchtitan.train --module MODULE --config FUNCTION"

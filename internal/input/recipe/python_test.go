@@ -3,6 +3,7 @@ package recipe
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -33,6 +34,12 @@ trainer = SFTTrainer(model=model, tokenizer=tokenizer, train_dataset=d,
     args=SFTConfig(per_device_train_batch_size=2, bf16=is_bfloat16_supported(), optim="adamw_8bit"))
 if False:
     model, tokenizer = FastLanguageModel.from_pretrained(model_name="lora_model")
+`
+	sourceOfVision = `from unsloth import FastVisionModel
+model, processor = FastVisionModel.from_pretrained("unsloth/gemma-3-4b-pt", use_gradient_checkpointing="unsloth")
+model = FastVisionModel.get_peft_model(model, finetune_vision_layers=True, r=8)
+from trl import SFTTrainer, SFTConfig
+trainer = SFTTrainer(model=model, train_dataset=d, args=SFTConfig(per_device_train_batch_size=1, max_length=2048))
 `
 	sourceOfTrainer = `from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 model = AutoModelForCausalLM.from_pretrained("gpt2", dtype="bfloat16")
@@ -85,6 +92,44 @@ func TestSources(t *testing.T) {
 	}
 	if f.Program != "transformers" || f.Model != "gpt2" || f.Weights != "bf16" || f.Training.MicroBatch != 4 {
 		t.Errorf("got %+v", f)
+	}
+}
+
+// TestUnslothVision holds which modules Unsloth's loaders of models that read images adapt and quantize.
+// get_peft_regex of unsloth_zoo 2026.10 with PEFT 0.21 trains 38,497,792 parameters of gemma-3-4b at rank 16, and
+// 51,346,944 of qwen3-vl-8b.
+func TestUnslothVision(t *testing.T) {
+	const (
+		vision    = "model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj"
+		visionMLP = "model.vision_tower.vision_model.encoder.layers.0.mlp.fc1"
+		projector = "model.multi_modal_projector.linear"
+		attention = "model.language_model.layers.3.self_attn.o_proj"
+		mlp       = "model.language_model.layers.3.mlp.down_proj"
+		text      = "model.layers.3.mlp.down_proj"
+	)
+	all := []string{vision, visionMLP, projector, attention, mlp, text, "lm_head"}
+	for arguments, adapted := range map[string][]string{
+		"r=8":                                {vision, visionMLP, attention, mlp, text},
+		"r=8, finetune_mlp_modules=False":    {vision, attention},
+		"r=8, finetune_vision_layers=False":  {attention, mlp, text},
+		`r=8, target_modules=["q_proj"]`:     {vision},
+		`r=8, target_modules="all-linear"`:   {vision, visionMLP, attention, mlp, text},
+		"r=8, finetune_language_layers=None": {vision, visionMLP},
+	} {
+		source := strings.Replace(sourceOfVision, "finetune_vision_layers=True, r=8", arguments, 1)
+		f, err := readAs(t, "train.py", source)
+		if err != nil {
+			t.Errorf("%s: %v", arguments, err)
+			continue
+		}
+		for _, module := range all {
+			if is := f.Adapter.Targets(module); is != slices.Contains(adapted, module) {
+				t.Errorf("%s: adapts %s: %v", arguments, module, is)
+			}
+		}
+		if q := f.Quantization; q == nil || !slices.Contains(q.SkipModules, "vision_tower") || f.Offloading == nil {
+			t.Errorf("%s: quantization %+v, offloading %+v", arguments, f.Quantization, f.Offloading)
+		}
 	}
 }
 
@@ -148,8 +193,14 @@ func TestSourcesRefused(t *testing.T) {
 		{sourceOfLoRA, "max_length=2048", "max_length=2048, per_device_train_batchsize=1",
 			"per_device_train_batchsize"},
 		{sourceOfUnsloth, "max_seq_length=4096", "fast_inference=True", "fast_inference of Unsloth is true"},
-		{sourceOfUnsloth, "FastLanguageModel.from", "FastVisionModel.from",
-			"FastVisionModel of Unsloth loads the model"},
+		{sourceOfUnsloth, "FastLanguageModel.from", "FastDiffusionModel.from",
+			"FastDiffusionModel of Unsloth loads the model"},
+		{sourceOfVision, "r=8", "r=8, finetune_audio_layers=True", "finetune_audio_layers of get_peft_model is true"},
+		{sourceOfVision, "r=8", "r=8, target_modules='.*'", `target_modules of get_peft_model is ".*"`},
+		{sourceOfVision, "model = FastVisionModel.get_peft_model(model", "other = FastVisionModel.other(model",
+			"use_gradient_checkpointing of Unsloth is"},
+		{sourceOfUnsloth, "r=32", "r=32, finetune_mlp_modules=False",
+			"finetune_mlp_modules of get_peft_model is false"},
 		{sourceOfUnsloth, "SFT", "GRPO", "generates answers with the trainer's own weights"},
 		{sourceOfTrainer, "AutoModelForCausalLM.f", "AutoModelForTokenClassification.f",
 			"head is not planned by a source"},

@@ -210,17 +210,6 @@ func (in *Inputs) loadModel(name string) (err error) {
 	return cmp.Or(recipe.Misplaced(name), in.named(err))
 }
 
-// adaptsEncoder refuses a program that adapts the encoder of images of a model that has one.
-func (in *Inputs) adaptsEncoder() error {
-	f := in.framework
-	if f == nil || f.AdaptsEncoder == nil || in.model.Network == nil || len(in.model.Network.Towers) == 0 {
-		return nil
-	}
-	return f.AdaptsEncoder.Inputf("get_peft_model of FastModel adapts the encoder of images of %s, too, unless "+
-		"finetune_vision_layers is False: this is not planned yet", in.model.Name).
-		WithHint("set finetune_vision_layers to False to plan a training of the language model")
-}
-
 func (in *Inputs) readModel() (err error) {
 	name := in.modelName()
 	if name == "" {
@@ -255,7 +244,7 @@ func (in *Inputs) readModel() (err error) {
 			WithHint("axolotl's llama4_linearized_experts replaces the modules of Llama 4; or name the model with " +
 				"its own experts: --model " + in.model.Name)
 	}
-	if err := cmp.Or(in.adaptsEncoder(), in.addRouterLoss()); err != nil {
+	if err := in.addRouterLoss(); err != nil {
 		return err
 	}
 	if in.model, err = described(in.model); err != nil {

@@ -357,8 +357,15 @@ func (s *megatronRank) holdFP8(b gradientBuffer) {
 			s.hold(copies*p.Elements, ledger.AutocastWeights, reasonOf("fp8 copies of the weights for all micro "+
 				"batches, as they are and transposed"))
 		}
+		if s.FP8Recipe == "mxfp8" && s.isFP8(p) {
+			s.hold(2*p.Elements/mxBlock, ledger.AutocastWeights, reasonOf("scales of weights in mxfp8, one byte for "+
+				"each block of 32, as they are and transposed"))
+		}
 	}
 }
+
+// mxBlock is the number of elements that have a scale of one byte in mxfp8.
+const mxBlock = 32
 
 func (s *megatronRank) whyMaster() string {
 	if s.Distributed {

@@ -2,7 +2,7 @@ package trl
 
 import (
 	"fmt"
-	"slices"
+	"regexp"
 	"strings"
 
 	"plimsoll/internal/input/recipe"
@@ -12,7 +12,7 @@ import (
 // Unsloth's loaders (unsloth/models/loader.py), and the arguments of their from_pretrained and get_peft_model that are
 // read here.
 const (
-	unslothLoaders = "FastLanguageModel FastModel"
+	unslothLoaders = "FastLanguageModel FastModel FastVisionModel"
 	unslothLoading = `model_name max_seq_length dtype load_in_4bit load_in_8bit load_in_16bit full_finetuning`
 	unslothSilent  = `token device_map random_state trust_remote_code fix_tokenizer use_exact_model_name revision
 		max_lora_rank unsloth_force_compile`
@@ -35,12 +35,16 @@ func (r *reader) unsloth() error {
 	class = class[strings.LastIndexByte(class, '.')+1:]
 	if !strings.Contains(" "+unslothLoaders+" ", " "+class+" ") {
 		return r.Inputf(v.At, "%s of Unsloth loads the model, which is not planned yet", class).
-			WithHint(fmt.Sprintf("plimsoll plans FastLanguageModel and FastModel with texts; 'plimsoll plan --gpu "+
-				"NAME -- python %s' plans the program as it runs, without a GPU, where Unsloth is installed", r.File))
+			WithHint(fmt.Sprintf("plimsoll plans FastLanguageModel, FastModel and FastVisionModel; 'plimsoll plan "+
+				"--gpu NAME -- python %s' plans the program as it runs, without a GPU, where Unsloth is installed",
+				r.File))
 	}
 	for _, m := range v.Members {
 		if known := unslothLoading + " " + unslothSilent + " name class arguments"; strings.Contains(" "+known+" ",
 			" "+m.Name+" ") || !recipe.On(m.Value) {
+			continue
+		}
+		if m.Name == checkpointing && r.adapts() { // get_peft_model says it again
 			continue
 		}
 		return r.Inputf(m.At, "%s of Unsloth is %v, which is not planned yet", m.Name, m.Value).
@@ -117,9 +121,38 @@ func (r *reader) unsloth8() error {
 }
 
 func (r *reader) unsloth4() error {
-	return r.Quantize(recipe.Loaded, map[string]*strict.Value{"load_in_4bit": strict.Of(true),
+	values := map[string]*strict.Value{"load_in_4bit": strict.Of(true),
 		"bnb_4bit_quant_type": strict.Of("nf4"), "bnb_4bit_use_double_quant": strict.Of(true),
-		"bnb_4bit_compute_dtype": strict.Of(recipe.ElementNames[r.To.Weights])})
+		"bnb_4bit_compute_dtype": strict.Of(recipe.ElementNames[r.To.Weights])}
+	if r.readsImages() {
+		skipped := &strict.Value{Kind: '[', At: r.At(recipe.Loaded)}
+		for _, name := range unslothUnquantized {
+			skipped.Elements = append(skipped.Elements, strict.Of(name))
+		}
+		values["llm_int8_skip_modules"] = skipped
+	}
+	return r.Quantize(recipe.Loaded, values)
+}
+
+// unslothUnquantized are modules that FastModel and FastVisionModel leave in 16 bits (SKIP_QUANTIZATION_MODULES in
+// unsloth_zoo/peft_utils.py): heads, routers, and what reads images and sounds.
+var unslothUnquantized = strings.Fields(`lm_head multi_modal_projector merger modality_projection mm_projector router
+	mlp.gate block_sparse_moe.gate moe.gate mamba audio_tower vision_tower visual vision_embedder embed_vision
+	embed_audio score classifier qa_outputs`)
+
+// readsImages reports whether the loader is one that adapts encoders of images, too.
+func (r *reader) readsImages() bool {
+	class := r.LoaderClass()
+	return strings.HasSuffix(class, "FastModel") || strings.HasSuffix(class, "FastVisionModel")
+}
+
+// checkpointing is the argument of Unsloth's functions that says what the backward pass runs again.
+const checkpointing = "use_gradient_checkpointing"
+
+// adapts reports whether Unsloth's get_peft_model adapts the model.
+func (r *reader) adapts() bool {
+	v := r.Find(recipe.Adapted)
+	return v != nil && classOf(v) == "get_peft_model"
 }
 
 // unslothAdapts reads get_peft_model of Unsloth's loaders.
@@ -141,23 +174,14 @@ func (r *reader) unslothAdapts(v *strict.Value) error {
 			return r.Inputf(m.At, "%s of get_peft_model is %v, which is not planned yet", name, m.Value)
 		}
 	}
-	if encoder := v.Member("finetune_vision_layers"); encoder != nil && !recipe.On(encoder.Value) {
-		r.To.Freezes = &recipe.Freezes{Vision: true, Projector: true}
-	} else if strings.HasSuffix(r.LoaderClass(), "FastModel") {
-		at := r.Position(v.At)
-		r.To.AdaptsEncoder = &at
+	if err := r.unslothParts(v, values); err != nil {
+		return err
 	}
-	for name := range strings.FieldsSeq("finetune_language_layers finetune_attention_modules finetune_mlp_modules") {
-		if m := v.Member(name); m != nil && !recipe.On(m.Value) {
-			return r.Inputf(m.At, "%s of get_peft_model is %v, which is not planned yet", name, m.Value)
-		}
-	}
-	r.To.Separate = recipe.AsList(values["target_modules"]).Texts()
-	if slices.Contains(r.To.Separate, "all-linear") {
-		r.To.Separate = nil
+	if values["target_modules"].Kind == '[' {
+		r.To.Separate = values["target_modules"].Texts()
 	}
 	checkpoints := strict.Of("unsloth")
-	if m := v.Member("use_gradient_checkpointing"); m != nil {
+	if m := v.Member(checkpointing); m != nil {
 		checkpoints = m.Value
 	}
 	if checkpoints.Text == "unsloth" {
@@ -171,4 +195,75 @@ func (r *reader) unslothAdapts(v *strict.Value) error {
 		recipe.Give(r.Arguments, "gradient_checkpointing_kwargs", v.At, kwargs)
 	}
 	return r.Adapt(recipe.Adapted, values)
+}
+
+// Names of parts by which Unsloth chooses modules (get_peft_regex in unsloth_zoo/peft_utils.py).
+const (
+	ofImages    = "vision|image|visual|patch"
+	ofLanguage  = "language|text"
+	ofAttention = "self_attn|attention|attn|mixer"
+	ofMLP       = "mlp|feed_forward|ffn|dense|mixer"
+)
+
+// unslothParts reads which parts of a model are adapted. Loaders of models that read images choose modules by the names
+// of the parts that they are in, encoders of images among them.
+func (r *reader) unslothParts(v *strict.Value, values map[string]*strict.Value) error {
+	on := func(key string) bool { m := v.Member(key); return m == nil || recipe.On(m.Value) }
+	if !r.readsImages() {
+		for name := range strings.FieldsSeq(`finetune_language_layers finetune_attention_modules
+			finetune_mlp_modules`) {
+			if !on(name) {
+				return r.Inputf(v.At, "%s of get_peft_model is false, which is not planned yet for %s", name,
+					r.LoaderClass())
+			}
+		}
+		if encoder := v.Member("finetune_vision_layers"); encoder != nil && !recipe.On(encoder.Value) {
+			r.To.Freezes = &recipe.Freezes{Vision: true, Projector: true}
+		}
+		if targets := values["target_modules"]; targets.Text == "all-linear" {
+			values["target_modules"] = recipe.OneName(targets)
+		}
+		return nil
+	}
+	if m := v.Member("finetune_audio_layers"); m != nil && recipe.On(m.Value) {
+		return r.Inputf(m.At, "finetune_audio_layers of get_peft_model is true, which is not planned yet")
+	}
+	leaves, all := "[^.]+", v.Member("target_modules") == nil
+	if m := v.Member("target_modules"); m != nil && m.Value.Kind == '[' {
+		var names []string
+		for _, name := range m.Value.Texts() {
+			names = append(names, regexp.QuoteMeta(name))
+		}
+		leaves = "(?:" + strings.Join(names, "|") + ")"
+	} else if m != nil && m.Value.Kind != 'n' {
+		if m.Value.Text != "all-linear" {
+			return r.Inputf(m.At, "target_modules of get_peft_model is %v, which is not planned yet", m.Value).
+				WithHint("give a list of names, or all-linear")
+		}
+		all = true
+	}
+	everything := v.Member("target_modules") != nil && all // all-linear turns every part on
+	values["target_modules"] = strict.Of(unslothPattern(leaves, func(key string) bool { return everything || on(key) }))
+	values["target_modules"].At = v.At
+	return nil
+}
+
+// unslothPattern returns the pattern of the modules that are adapted, with the names of parts that are on.
+func unslothPattern(leaves string, on func(key string) bool) string {
+	var parts, kinds []string
+	for _, p := range []struct {
+		key, names string
+		to         *[]string
+	}{{"finetune_vision_layers", ofImages, &parts}, {"finetune_language_layers", ofLanguage, &parts},
+		{"finetune_attention_modules", ofAttention, &kinds}, {"finetune_mlp_modules", ofMLP, &kinds}} {
+		if on(p.key) {
+			*p.to = append(*p.to, p.names)
+		}
+	}
+	kind := "(?:" + strings.Join(kinds, "|") + ")"
+	pattern := ".*?(?:" + strings.Join(parts, "|") + ").*?" + kind + `.*?\.` + leaves
+	if on("finetune_language_layers") { // models of texts name no part
+		pattern = "(?:" + pattern + `|(?:model\.)?layers\.\d+\.` + kind + `.*?\.` + leaves + ")"
+	}
+	return pattern
 }
