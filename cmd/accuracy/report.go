@@ -269,7 +269,7 @@ longest sample of a notebook was, no source says.
 The 27 rows of c95b4de3 are of notes, logs and threads that no row had: llama-recipes on RTX 3090s and V100s, Unsloth,
 encoder-decoders and a question answering model of the Trainer, GLM-4, torchtitan, torchtune and ms-swift. They were
 committed before one of them was planned. Five ran out of memory and have no error: one of them was refused, and two
-were said to fit. The first writing of one of these had left out that its model starts from random weights.
+were said to fit.
 `
 
 // worst is the text of the report on sources.
