@@ -268,8 +268,8 @@ longest sample of a notebook was, no source says.
 
 The 27 rows of c95b4de3 are of notes, logs and threads that no row had: llama-recipes on RTX 3090s and V100s, Unsloth,
 encoder-decoders and a question answering model of the Trainer, GLM-4, torchtitan, torchtune and ms-swift. They were
-committed before one of them was planned. Five ran out of memory and have no error: one of them was refused, and two
-were said to fit.
+committed before one of them was planned. Five ran out of memory and have no error: the plan refused one of them, and
+said of two that they fit.
 `
 
 // worst is the text of the report on sources.

@@ -355,7 +355,8 @@ func TestTRLPreparesQuantizedModels(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f, err := ParseFramework("train.yaml", []byte(trlText+"use_peft: true\nbf16: true\nload_in_"+c.bits+"bit: true\n"),
+		text := trlText + "use_peft: true\nbf16: true\nload_in_" + c.bits + "bit: true\n"
+		f, err := ParseFramework("train.yaml", []byte(text),
 			Source{Releases: func(string) version.Version { return of }})
 		if err != nil {
 			t.Fatal(err)

@@ -166,8 +166,8 @@ func (r *reader) source() error {
 
 // prepare says what TRL's trainers make of a quantized model that they adapt. Before 0.26 they call PEFT's
 // prepare_model_for_kbit_training, which makes the parameters that are not quantized fp32. Since 0.7.6 they convert
-// the adapters, the embeddings and the head of models in 4 bits to bf16 thereafter. Since 0.26 they convert the adapters
-// alone (SFTTrainer.__init__, prepare_peft_model in trl/models/utils.py).
+// the adapters, the embeddings and the head of models in 4 bits to bf16 thereafter. Since 0.26 they convert the
+// adapters alone (SFTTrainer.__init__, prepare_peft_model in trl/models/utils.py).
 func (r *reader) prepare() {
 	const cast = "bf16"
 	if r.Since(0, 26) {
