@@ -265,6 +265,11 @@ fms-acceleration, and a blog of Hugging Face. There are also Qwen's own figures,
 committed before one of them was planned, too. Six ran out of memory and have no error. The first writing of six rows
 had left out that TRL's trainer prepares quantized models, and that of Qwen's rows had a later Qwen. How long the
 longest sample of a notebook was, no source says.
+
+The 27 rows of c95b4de3 are of notes, logs and threads that no row had: llama-recipes on RTX 3090s and V100s, Unsloth,
+encoder-decoders and a question answering model of the Trainer, GLM-4, torchtitan, torchtune and ms-swift. They were
+committed before one of them was planned. Five ran out of memory and have no error: the plan refused one of them, and
+said of two that they fit.
 `
 
 // worst is the text of the report on sources.

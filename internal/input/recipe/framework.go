@@ -185,6 +185,12 @@ type Tricks struct {
 	Separate []string
 	// WidensNorms says that norms, embeddings and the head are kept in fp32.
 	WidensNorms bool
+	// NormsAlone says that embeddings and the head have their 16-bit type again (peft_module_casting_to_bf16 in
+	// trl/trainer/utils.py).
+	NormsAlone bool
+	// UnlessSharded says that nothing is widened where the weights are read onto the host, to be sharded (TRL's
+	// is_sharded_qlora).
+	UnlessSharded bool
 	// ScalesProducts says that products of blocks are in fp8.
 	ScalesProducts bool
 	TilesMLP       *Tiles // nil without

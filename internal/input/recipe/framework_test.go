@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe/recipetest"
 )
 
@@ -333,4 +334,37 @@ func FuzzParseFramework(f *testing.F) {
 		}
 		nature(text)
 	})
+}
+
+// TestTRLPreparesQuantizedModels holds what TRL's trainers make of quantized models, by release.
+func TestTRLPreparesQuantizedModels(t *testing.T) {
+	for _, c := range []struct {
+		release, bits string
+		norms, alone  bool
+		adapter       string
+	}{
+		{"0.5.0", "4", true, false, "fp32"},
+		{"0.7.6", "4", true, true, "bf16"},
+		{"0.13.0", "4", true, true, "bf16"},
+		{"0.13.0", "8", true, false, "fp32"},
+		{"0.25.1", "4", true, true, "bf16"},
+		{"0.26.0", "4", false, false, "bf16"},
+		{"0.26.0", "8", false, false, "bf16"},
+	} {
+		of, err := version.Parse(c.release)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := trlText + "use_peft: true\nbf16: true\nload_in_" + c.bits + "bit: true\n"
+		f, err := ParseFramework("train.yaml", []byte(text),
+			Source{Releases: func(string) version.Version { return of }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.WidensNorms != c.norms || f.UnlessSharded != c.norms || f.NormsAlone != c.alone ||
+			f.AdapterPrecision != c.adapter {
+			t.Errorf("TRL %s with %s bits: norms %v, alone %v, adapters in %s, want %+v", c.release, c.bits,
+				f.WidensNorms, f.NormsAlone, f.AdapterPrecision, c)
+		}
+	}
 }

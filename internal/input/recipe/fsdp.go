@@ -102,6 +102,9 @@ var accelerateFSDPRule = strict.Object(fsdpKeys, anyBoolean.For("offload_params"
 func readFSDP(s *strict.Reader, older FSDP, offload string) (*FSDP, error) {
 	f := FSDP{Strategy: older.Strategy, OffloadParameters: older.OffloadParameters}
 	s.Fill(&f)
+	if older.Version > 0 && !s.Gives("version") {
+		f.Version = older.Version
+	}
 	if f.WrapLayers == nil {
 		f.WrapLayers = older.WrapLayers
 	}

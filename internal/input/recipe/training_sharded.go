@@ -141,10 +141,13 @@ func (r *trainingReader) fsdp() (*FSDP, error) {
 		return nil, err
 	}
 	version := int(config.Integer("version"))
-	if !config.Gives("version") {
-		r.Note("fsdp", `is used without a "version" in fsdp_config: transformers 5.23 takes FSDP2, 4.57 took FSDP1`)
-	}
 	older := FSDP{Strategy: "full_shard", WrapBySize: r.Integer("fsdp_min_num_params")}
+	if !config.Gives("version") {
+		if r.takesFSDP1() {
+			version, older.Version = 1, 1
+		}
+		r.Note("fsdp", `is used without a "version" in fsdp_config: transformers takes FSDP2 from 5.10 on, and FSDP1 before`)
+	}
 	if err := r.fsdpOptions(&older, version); err != nil {
 		return nil, err
 	}
@@ -168,6 +171,15 @@ func (r *trainingReader) fsdp() (*FSDP, error) {
 		{version == 1 && reshard != nil && reshard.Kind != '"', "reshard_after_forward",
 			"is a boolean, but FSDP1 takes a strategy", `write "full_shard", or set "version" to 2`},
 	})
+}
+
+// takesFSDP1 reports whether a known release of transformers takes FSDP1 where nothing says a version: before 5.10.
+func (r *trainingReader) takesFSDP1() bool {
+	if r.from.Releases == nil {
+		return false
+	}
+	of := r.from.Releases("transformers")
+	return !of.IsZero() && !of.AtLeast(5, 10, 0)
 }
 
 // fsdpConfig returns fsdp_config. A file that it names is read as if it were

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/recipetest"
 )
@@ -152,6 +153,30 @@ func TestTraining(t *testing.T) {
 
 // TestTrainingCompanions checks that paths are relative to the file that names
 // them, and that the named files are read as parts of it.
+// TestVersionOfFSDP holds which FSDP the Trainer takes where nothing says a version, by the release of transformers.
+func TestVersionOfFSDP(t *testing.T) {
+	for release, want := range map[string]int{"": 2, "4.27.0": 1, "5.9.0": 1, "5.10.0": 2, "5.24.0": 2} {
+		of, err := version.Version{}, error(nil)
+		if release != "" {
+			of, err = version.Parse(release)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for given, want := range map[string]int{"": want, `, "fsdp_config": {"version": 2}`: 2,
+			`, "fsdp_config": {"version": 1}`: 1} {
+			w, err := ParseTraining("args.json", []byte(`{"fsdp": "full_shard auto_wrap"`+given+`}`),
+				Source{Releases: func(string) version.Version { return of }})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if w.FSDP.Version != want {
+				t.Errorf("transformers %q with %q takes FSDP%d, expected FSDP%d", release, given, w.FSDP.Version, want)
+			}
+		}
+	}
+}
+
 func TestTrainingCompanions(t *testing.T) {
 	folder := t.TempDir()
 	for name, text := range map[string]string{

@@ -295,6 +295,11 @@ func (p *pass) bare(path string, x *autograd.Tensor, out int64) *autograd.Tensor
 	p.works(&o, out)
 	y := p.Do(o)[0]
 	p.dropCasts(x, input)
+	if w.Quantized == autograd.FourBit || w.Quantized == autograd.EightBit {
+		// bitsandbytes gives the result in the type of the input, also under autocast (Linear4bit.forward in
+		// nn/modules.py, MatMul8bitLt in autograd/_functions.py).
+		y = p.follow(y, p.cast(y, x.DType))
+	}
 	return y
 }
 

@@ -70,7 +70,8 @@ func (r *resolver) framework() error {
 	if err := r.unfrozen(); err != nil {
 		return err
 	}
-	r.job.WidensNorms, r.job.ScattersExperts, r.job.TilesMLP = f.WidensNorms, f.ScattersExperts, f.TilesMLP
+	r.job.WidensNorms = f.WidensNorms && !(f.UnlessSharded && r.loadsOnHost())
+	r.job.NormsAlone, r.job.ScattersExperts, r.job.TilesMLP = f.NormsAlone, f.ScattersExperts, f.TilesMLP
 	r.job.ScalesProducts = f.ScalesProducts
 	r.job.StepsInBackward = f.StepsInBackward
 	if f.Offloading != nil {
@@ -140,6 +141,12 @@ func (r *resolver) divided() (*recipe.Parallelism, string) {
 		return &p, f.File
 	}
 	return nil, ""
+}
+
+// loadsOnHost reports whether from_pretrained leaves the weights on the host, where FSDP or ZeRO-3 shards them.
+func (r *resolver) loadsOnHost() bool {
+	f, d := r.job.FSDP, r.job.DeepSpeed
+	return f != nil && f.RAMEfficientLoading || f == nil && r.Request.FSDP != "" || d != nil && d.ZeROStage == 3
 }
 
 // loadedAs returns the precision of the weights as a framework loads and converts them, a name of Precisions, or "".

@@ -93,8 +93,8 @@ type Precision struct {
 	AdapterType                                       dtype.Type
 	// ReferenceType is the type that the frozen model is loaded in.
 	ReferenceType dtype.Type
-	// WidensNorms means that norms, embeddings and the head are in fp32.
-	WidensNorms bool
+	// WidensNorms means that norms, embeddings and the head are in fp32; with NormsAlone, the norms are.
+	WidensNorms, NormsAlone bool
 	// ScalesProducts means that products of blocks are in fp8. What they save is planned in 16 bits.
 	ScalesProducts bool
 }
@@ -248,13 +248,16 @@ func (j *Job) Tiles(sequence int64) int64 {
 }
 
 // Widens reports whether a program converts the parameter to fp32: _convert_embedding_modules_dtype of axolotl
-// (src/axolotl/loaders/model.py).
+// (src/axolotl/loaders/model.py), prepare_model_for_kbit_training of PEFT.
 func (j *Job) Widens(parameter string) bool {
 	if !j.WidensNorms {
 		return false
 	}
 	module := parameter[:max(0, strings.LastIndexByte(parameter, '.'))]
 	names := []string{"norm", "embed_tokens", "lm_head"}
+	if j.NormsAlone {
+		return strings.Contains(module, names[0])
+	}
 	switch j.Model.Type {
 	case "gpt_neox":
 		names = []string{"norm", "embed_in", "embed_out"}

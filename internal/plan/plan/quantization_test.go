@@ -131,3 +131,34 @@ func TestCompressedTensors(t *testing.T) {
 		}
 	}
 }
+
+// TestPreparedModelsKeepWideStreams holds what TRL before 0.26 makes of a quantized model: its norms are in fp32, and
+// bitsandbytes gives results in the type of the input. So blocks keep their inputs in fp32. FSDP and ZeRO-3, which
+// shard what is on the host, prepare nothing.
+func TestPreparedModelsKeepWideStreams(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	model := file("config.json", "{"+smallLlama+"}")
+	train := file("train.yaml", "model_name_or_path: x\nuse_peft: true\nload_in_4bit: true\nbf16: true\n"+
+		"gradient_checkpointing: true\nlora_target_modules: [q_proj]\n")
+	streams := func(release, sharded string) ledger.Bytes {
+		q := job.Request{Model: model, Configs: []string{train}, Sequence: 64}
+		q.Releases = []string{"trl=" + release}
+		if sharded != "" {
+			q.GPUs, q.FSDP = 2, sharded
+		}
+		d := &planned(t, q).Devices[0]
+		for _, c := range phaseOf(t, d, ledger.Forward).Components {
+			if c.Component == ledger.ResidualActivations {
+				return c.Bytes
+			}
+		}
+		return 0
+	}
+	now := streams("1.0.0", "")
+	if wide := streams("0.13.0", ""); now == 0 || wide < now*7/4 {
+		t.Errorf("blocks keep %v of a prepared model, and %v of one that is not", wide, now)
+	}
+	if got, want := streams("0.13.0", "1"), streams("1.0.0", "1"); got != want {
+		t.Errorf("under FSDP blocks keep %v with TRL 0.13, and %v with 1.0", got, want)
+	}
+}

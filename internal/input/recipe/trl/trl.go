@@ -128,7 +128,7 @@ func (r *reader) read() error {
 		return nil
 	}
 	if quantized {
-		r.To.AdapterPrecision = "bf16" // SFTTrainer converts adapters of quantized models
+		r.prepare()
 	}
 	return r.Adapt("use_peft", map[string]*strict.Value{"r": r.Value("lora_r"), "lora_alpha": r.Value("lora_alpha"),
 		"lora_dropout": r.Value("lora_dropout"), "target_modules": recipe.OneName(r.Find("lora_target_modules")),
@@ -159,9 +159,27 @@ func (r *reader) source() error {
 		return r.unslothAdapts(adapted)
 	}
 	if r.To.Quantization != nil {
-		r.To.AdapterPrecision = "bf16" // SFTTrainer converts adapters of quantized models
+		r.prepare()
 	}
 	return r.ReadAdapted()
+}
+
+// prepare says what TRL's trainers make of a quantized model that they adapt. Before 0.26 they call PEFT's
+// prepare_model_for_kbit_training, which makes the parameters that are not quantized fp32. Since 0.7.6 they convert
+// the adapters, the embeddings and the head of models in 4 bits to bf16 thereafter. Since 0.26 they convert the
+// adapters alone (SFTTrainer.__init__, prepare_peft_model in trl/models/utils.py).
+func (r *reader) prepare() {
+	const cast = "bf16"
+	if r.Since(0, 26) {
+		r.To.AdapterPrecision = cast
+		return
+	}
+	r.To.WidensNorms, r.To.UnlessSharded = true, true
+	if r.To.Quantization != nil && r.To.Quantization.Bits == 4 && r.Truth(cast) && r.To.Release.AtLeast(0, 7, 6) {
+		r.To.NormsAlone, r.To.AdapterPrecision = true, cast
+		return
+	}
+	r.To.AdapterPrecision = "fp32"
 }
 
 // arguments sets TRL's own defaults of TrainingArguments, which depend on its release.
