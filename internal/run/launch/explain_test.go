@@ -23,7 +23,7 @@ func TestExplain(t *testing.T) {
 		after []host.MemoryCounter
 		want  string
 	}{
-		{137, before, "not by the kernel's OOM killer"},
+		{137, before, "the kernel's OOM killer counted no kill"},
 		{137, []host.MemoryCounter{killed(inner, 0), killed(outer, 1), killed(machine, 0)},
 			"(cgroup /a/b memory.events oom_kill counted 1 more kills); the limit of 1.00 GiB of " +
 				"cgroup /a was reached"},
