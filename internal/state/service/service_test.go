@@ -275,7 +275,8 @@ func TestKillIsExplained(t *testing.T) {
 	r.overview(t)
 	r.Kill()
 	r.overview(t)
-	if want := "(killed by SIGKILL, and the kernel's OOM killer counted no kill"; !strings.Contains(r.log.String(), want) {
+	const want = "(killed by SIGKILL, and the kernel's OOM killer counted no kill"
+	if !strings.Contains(r.log.String(), want) {
 		t.Errorf("the keeper has said %q, want %q", r.log.String(), want)
 	}
 }
