@@ -138,8 +138,9 @@ func (r *reader) critic() (*recipe.Companion, error) {
 
 // refuseCritic refuses what is not planned of a critic.
 func (r *reader) refuseCritic() error {
-	for key, is := range map[string]string{critic + "optim.optimizer": "AdamW",
-		critic + "optim.optimizer_impl": "torch.optim"} {
+	for _, planned := range [][2]string{{critic + "optim.optimizer", "AdamW"},
+		{critic + "optim.optimizer_impl", "torch.optim"}} {
+		key, is := planned[0], planned[1]
 		if o := r.Root.Find(key); o != nil && o.Kind != 'n' && o.Text != is {
 			return r.Inputf(o.At, "%s is %s, which is not planned yet", key, o.Text).
 				WithHint("plimsoll plans AdamW of torch.optim")
