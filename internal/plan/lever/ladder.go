@@ -38,7 +38,7 @@ type Rung struct {
 	// Edits and Flags say this rung alone.
 	Edits []amend.Edit `json:"edits"`
 	Flags []string     `json:"flags"`
-	Code  []string     `json:"code"` // lines of a program that do the same
+	Code  []string     `json:"code"` // lines of a program that do the same; none where Edits of files say it all
 	Why   string       `json:"why"`
 	// Frees is what this rung takes from the peak beside the rungs before it. It may be 0 or less where another phase
 	// is the fullest: Phase is the one in which the rung frees most, and There its bytes.
@@ -453,6 +453,10 @@ func (c *climber) rung(t taken, s *standing) (*Rung, error) {
 	if alone == nil {
 		alone = &Applied{Edits: []amend.Edit{}, Flags: []string{}}
 	}
-	return &Rung{Cost: t.lever.Cost, Edits: alone.Edits, Flags: alone.Flags, Code: codeOf(t.way), Why: t.lever.Why,
+	lines := codeOf(t.way)
+	if len(alone.Edits) > 0 && len(alone.Flags) == 0 { // the job's own files say all of it
+		lines = []string{}
+	}
+	return &Rung{Cost: t.lever.Cost, Edits: alone.Edits, Flags: alone.Flags, Code: lines, Why: t.lever.Why,
 		Verdict: s.plan.Verdict.Result, Lacks: s.plan.Verdict.Lacks(), settings: t.way}, nil
 }
