@@ -276,10 +276,7 @@ func TestVerlTrainsCritics(t *testing.T) {
 			t.Errorf("%s: %v", arguments, err)
 			continue
 		}
-		got := f.Generation.Companions
-		for i := range got {
-			got[i].At = fault.Position{}
-		}
+		got := withoutPlaces(f.Generation.Companions)
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, want %+v", arguments, got, want)
 		}
@@ -366,10 +363,7 @@ func TestOpenRLHFTrainsCritics(t *testing.T) {
 			t.Errorf("%s: %v", arguments, err)
 			continue
 		}
-		got := f.Generation.Companions
-		for i := range got {
-			got[i].At = fault.Position{}
-		}
+		got := withoutPlaces(f.Generation.Companions)
 		if !reflect.DeepEqual(got, want) || f.Generation.Engine.Apart != int64(len(want)) {
 			t.Errorf("%s: %+v in %d processes, want %+v", arguments, got, f.Generation.Engine.Apart, want)
 		}
@@ -424,4 +418,12 @@ func TestVerlRefuses(t *testing.T) {
 		}
 	}
 	t.Errorf("nobody names the key that verl does not know: %v", f.Notes)
+}
+
+// withoutPlaces forgets where the names of companions stand.
+func withoutPlaces(companions []Companion) []Companion {
+	for i := range companions {
+		companions[i].At = fault.Position{}
+	}
+	return companions
 }

@@ -132,23 +132,21 @@ func (c *companion) update(iteration ledger.Iteration) {
 
 // save writes the checkpoint of a critic.
 func (c *companion) save() {
-	if c.frozen {
-		return
-	}
-	c.bring(&c.parameters)
-	c.bring(&c.states)
-	c.as(c.engine.save)
+	c.whole(func() { c.engine.save() })
 	c.park()
 }
 
 // resume reads the checkpoint of a critic.
-func (c *companion) resume() {
+func (c *companion) resume() { c.whole(func() { c.engine.resume() }) }
+
+// whole runs body with all of a critic on the GPU. A frozen model has no checkpoint.
+func (c *companion) whole(body func()) {
 	if c.frozen {
 		return
 	}
 	c.bring(&c.parameters)
 	c.bring(&c.states)
-	c.as(c.engine.resume)
+	c.as(body)
 }
 
 // updateCompanions trains critics. A trainer whose parameters leave for the engine has them on the host meanwhile, too.
