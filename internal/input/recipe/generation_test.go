@@ -256,6 +256,9 @@ func TestVerlTrainsCritics(t *testing.T) {
 			"critic.fsdp.reshard_after_forward=False critic.fsdp.model_dtype=bfloat16": {critic(func(c *Companion) {
 			c.Backups, c.Strategy, c.Weights = moved, sharded(2, false), "bfloat16"
 		})},
+		micro + critical + " actor_rollout_ref.actor.strategy=fsdp2": {critic(func(c *Companion) {
+			c.Strategy = sharded(2, true)
+		})},
 		micro + critical + " critic.forward_micro_batch_size_per_gpu=8 " +
 			"critic.model.enable_gradient_checkpointing=False": {
 			critic(func(c *Companion) { c.Judged, c.Recomputes = 8, false })},

@@ -50,6 +50,16 @@ func TestCritic(t *testing.T) {
 	if got := holds(in(t, moves, ledger.GPU, ledger.CriticUpdate), ledger.CriticStates); got == 0 {
 		t.Error("the critic's states are not on the GPU in its update")
 	}
+	saved := in(t, moves, ledger.GPU, ledger.Checkpoint)
+	if got := holds(saved, ledger.CriticStates); got != holds(update, ledger.CriticStates) {
+		t.Errorf("%v of the critic's states are on the GPU while they are saved", got)
+	}
+	for more, reduces := range map[string]bool{"": true,
+		" critic.fsdp.use_no_sync_for_gradient_accumulation=True": false} {
+		if got := withCritic(t, more).Job.Companions[0].Job.SyncEachBatch; got != reduces {
+			t.Errorf("%q: the critic's gradients are reduced with each micro batch: %v", more, got)
+		}
+	}
 	away := withCritic(t, " actor_rollout_ref.actor.fsdp_config.param_offload=True "+
 		"actor_rollout_ref.actor.fsdp_config.optimizer_offload=True")
 	update = in(t, away, ledger.GPU, ledger.CriticUpdate)
