@@ -39,11 +39,14 @@ func (j *Job) layout() error {
 		broken       bool
 		what, reason string
 	}{
-		{j.VirtualLayers > 0 || j.VirtualStages > 0 || j.FirstLayers > 0 || j.LastLayers > 0 || j.CountsEmbed ||
-			j.CountsLoss, "is given beside other arguments for the layers of stages",
-			"Megatron-LM accepts one of the two"},
+		{j.VirtualLayers > 0 || j.FirstLayers > 0 || j.LastLayers > 0 || j.CountsEmbed || j.CountsLoss,
+			"is given beside other arguments for the layers of stages", "Megatron-LM accepts one of the two"},
 		{int64(len(chunks))%stages != 0, fmt.Sprintf("has %d parts, no multiple of %d pipeline stages", len(chunks),
 			stages), "Megatron-LM asserts this"},
+		// A configuration of megatron-core may say both (__post_init__ of TransformerConfig), as recipes do.
+		{j.VirtualStages > 0 && j.VirtualStages*stages != int64(len(chunks)), fmt.Sprintf("has %d parts for %d "+
+			"pipeline stages, but there are %d virtual stages on each", len(chunks), stages, j.VirtualStages),
+			"megatron-core asserts that the layout has as many"},
 		{!strings.HasPrefix(text, "E") || !strings.HasSuffix(text, "L") || strings.Count(text, "E") != 1 ||
 			strings.Count(text, "L") != 1, "does not begin with E and end with L", "Megatron-LM asserts this"},
 		{layers != len(j.Layers), fmt.Sprintf("has %d layers, but the model has %d", layers, len(j.Layers)),

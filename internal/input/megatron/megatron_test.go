@@ -107,6 +107,8 @@ func TestStages(t *testing.T) {
 		--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split`: "1,2|2,1",
 		`--num-layers 8 --pipeline-model-parallel-size 2
 		--pipeline-model-parallel-layout 'Et*3|t|(tt|)*1,ttL'`: "3,2|1,2",
+		`--num-layers 8 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2
+		--pipeline-model-parallel-layout 'Et*3|t|(tt|)*1,ttL'`: "3,2|1,2",
 		`--num-layers 3 --mtp-num-layers 1 --pipeline-model-parallel-size 2
 		--pipeline-model-parallel-layout 'Ettt|mL'`: "3|0",
 	} {
@@ -172,6 +174,8 @@ func TestAssertions(t *testing.T) {
 		"--pipeline-model-parallel-layout 'Ettt|L'":      "has 3 layers, but the model has 4",
 		"--pipeline-model-parallel-layout 'Etxt|ttL'":    "its letters are E, t, m and L",
 		"--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Ett|mtt|L|'": "begin with E and end with L",
+		"--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --pipeline-model-parallel-layout " +
+			"'Ett|ttL'": "has 2 parts for 2 pipeline stages, but there are 2 virtual stages on each",
 	} {
 		_, err := decide(t, small+" "+arguments, 0)
 		if err == nil || !strings.Contains(err.Error(), want) {

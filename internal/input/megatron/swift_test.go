@@ -31,7 +31,8 @@ func ofScript(t *testing.T, command string) (*Job, error) {
 func TestSwiftModels(t *testing.T) {
 	for _, name := range []string{"llama-3-8b", "llama-3.2-1b", "qwen2.5-7b", "qwen2.5-0.5b", "qwen3-4b",
 		"qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "moonlight-16b-a3b", "glm-4.5-air",
-		"glm-4.5"} {
+		"glm-4.5", "deepseek-v2", "deepseek-v2-lite", "mistral-7b", "mistral-nemo-12b",
+		"mistral-small-24b-2501", "mixtral-8x7b", "mixtral-8x22b"} {
 		want, err := model.Load(name)
 		if err != nil {
 			t.Fatal(err)

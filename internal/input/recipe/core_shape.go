@@ -15,6 +15,7 @@ const sameShape = `num_hidden_layers=num_layers hidden_size=hidden_size intermed
 	num_attention_heads=num_attention_heads head_dim=kv_channels vocab_size=vocab_size
 	moe_intermediate_size=moe_ffn_hidden_size shared_expert_intermediate_size=moe_shared_expert_intermediate_size
 	num_experts_per_tok=moe_router_topk num_experts=num_experts n_routed_experts=num_experts
+	num_local_experts=num_experts
 	q_lora_rank=q_lora_rank kv_lora_rank=kv_lora_rank qk_nope_head_dim=qk_head_dim
 	qk_rope_head_dim=qk_pos_emb_head_dim v_head_dim=v_head_dim`
 
@@ -25,13 +26,14 @@ type CoreShape struct {
 
 // coreShapes are the models whose layers are those of Megatron-LM.
 var coreShapes = map[string]CoreShape{
-	"llama": {}, "qwen2": {qkvBias: true}, "qwen3": {qkNorm: true}, "qwen3_moe": {qkNorm: true},
-	"qwen2_moe": {qkvBias: true, sharedGate: true}, "deepseek_v3": {qkNorm: true, latent: true},
-	"glm4_moe": {},
+	"llama": {}, "mistral": {}, "mixtral": {}, "glm4_moe": {}, "qwen2": {qkvBias: true}, "qwen3": {qkNorm: true},
+	"qwen2_moe": {qkvBias: true, sharedGate: true}, "qwen3_moe": {qkNorm: true},
+	"deepseek_v2": {qkNorm: true, latent: true}, "deepseek_v3": {qkNorm: true, latent: true},
 }
 
 // CoreTypes are the types of models whose layers are planned in Megatron core, for messages.
-const CoreTypes = "llama, qwen2, qwen2_moe, qwen3, qwen3_moe, deepseek_v3 and glm4_moe"
+const CoreTypes = "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, deepseek_v2, deepseek_v3 and " +
+	"glm4_moe"
 
 // CoreShapeOf returns the shape of a type of models whose layers are those of Megatron-LM.
 func CoreShapeOf(modelType string) (CoreShape, bool) {
