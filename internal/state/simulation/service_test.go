@@ -144,16 +144,17 @@ func (l *serviceLife) strike(c *call) error {
 
 // flipArena flips a bit of memory that has sums, and says which.
 func (l *serviceLife) flipArena() string {
-	var paths []string
+	paths := map[string]string{} // by the name of the arena: several descriptors are of one
 	for path, target := range arenas {
 		if slices.Contains(summedArenas, filepath.Base(target)) {
-			paths = append(paths, path)
+			paths[target] = path
 		}
 	}
 	if len(paths) == 0 {
 		return "nothing: there is no session"
 	}
-	file, err := os.OpenFile(paths[l.random.IntN(len(paths))], os.O_RDWR, 0)
+	name := sortedKeys(paths)[l.random.IntN(len(paths))]
+	file, err := os.OpenFile(paths[name], os.O_RDWR, 0)
 	if err != nil {
 		panic(err)
 	}
@@ -169,7 +170,7 @@ func (l *serviceLife) flipArena() string {
 	if _, failed := file.WriteAt(one[:], offset); err != nil || failed != nil {
 		panic(errors.Join(err, failed))
 	}
-	return fmt.Sprintf("bit %d of byte %d of %s", bit, offset, file.Name())
+	return fmt.Sprintf("bit %d of byte %d of %s", bit, offset, name)
 }
 
 // summedArenas are those of a session in memory whose bits are all verified.
@@ -244,9 +245,14 @@ func newStation(w *world, folder string, serial [][]byte) (*station, error) {
 }
 
 func (st *station) startKeeper() error {
-	st.keeper = &service.Keeper{Socket: filepath.Join(st.folder, "socket"), Logf: st.logf}
+	st.keeper = &service.Keeper{Socket: filepath.Join(st.folder, "socket"), Logf: st.saysService}
 	return st.keeper.Listen()
 }
+
+// ofService begins the lines of a trace that a service or its keeper has said, from any goroutine.
+const ofService = "the service says: "
+
+func (st *station) saysService(format string, values ...any) { st.logf(ofService+format, values...) }
 
 // run runs lives of the service until the job is done.
 func (st *station) run() error {
@@ -295,7 +301,7 @@ func (st *station) liveOnce(f fault) error {
 			of = service.Tier{Folders: []string{"/a", "/b"}, Memory: window * ledger.Bytes(len(st.ranks)),
 				Disk: handle{l, st.disk}}
 		}
-		server, err := service.NewServer("simulated", given, thisHost, allForUpdates, of, st.logf)
+		server, err := service.NewServer("simulated", given, thisHost, allForUpdates, of, st.saysService)
 		if err != nil {
 			return err
 		}
@@ -691,8 +697,9 @@ func document(rank, world int) *protocol.Document {
 	}
 }
 
-// window is the memory of a tier for each rank: that of one lane.
-const window = 64 * ledger.KiB
+// window is the memory of a tier for each rank: that of one lane, so that chunks go to the disk one after the other, and
+// of a chunk that is kept.
+const window = 24 * ledger.KiB
 
 func groupsOf(step int64) []protocol.Hyperparameters {
 	rate := 1e-3 / float64(1+step%5)
