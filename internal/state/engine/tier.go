@@ -18,8 +18,8 @@ import (
 //
 // The window has lanes. A lane reads a chunk, hands it to a worker, and writes it back; then it takes the next one in
 // the order of the update. So as many reads and writes are under way as there are lanes. When the last lane has written
-// its chunk, the tier commits the step, and only then the step is finished. What is left of the window keeps chunks, which
-// a step writes and does not read ([Window]).
+// its chunk, the tier commits the step, and only then the step is finished. What is left of the window keeps chunks,
+// which a step writes and does not read ([Window]).
 //
 // The window is an arena, so it outlives this process as all state does. The journal says which chunk a lane holds that
 // the files do not have yet, and the next process writes it there.

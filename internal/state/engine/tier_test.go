@@ -163,7 +163,8 @@ func TestAWindowIsCounted(t *testing.T) {
 	var components []ledger.Component
 	for _, plan := range config.Arenas() {
 		components = append(components, plan.Component)
-		if plan.Component == ledger.TierWindow && (plan.Size != config.WindowBytes(Window{Lanes: 3}) || plan.Size > 700*ledger.KiB) {
+		want := config.WindowBytes(Window{Lanes: 3})
+		if plan.Component == ledger.TierWindow && (plan.Size != want || plan.Size > 700*ledger.KiB) {
 			t.Errorf("the window has %v", plan.Size)
 		}
 	}

@@ -7,12 +7,12 @@ import (
 	"plimsoll/internal/state/tier"
 )
 
-// Window is the memory of a tier. Its lanes hold chunks on their way, and what is left keeps chunks from one step to the
-// next. A step verifies the state of those and writes it, and does not read it. A byte that is kept saves a byte of
+// Window is the memory of a tier. Its lanes hold chunks on their way, and what is left keeps chunks from one step to
+// the next. A step verifies the state of those and writes it, and does not read it. A byte that is kept saves a byte of
 // reading in each step, whichever stream it is of. So chunks are kept and not streams: all the memory is of use.
 //
-// The files hold what is kept, too. So which chunks are kept can change from one process to the next, and bits that flip
-// in memory are mended from the files.
+// The files hold what is kept, too. So which chunks are kept can change from one process to the next, and bits that
+// flip in memory are mended from the files.
 type Window struct {
 	Lanes int // chunks that are read, updated and written at a time
 	Kept  int // chunks whose state stays in memory
@@ -118,8 +118,8 @@ func (t *tiered) keptOf(l *lane, unit int) *keptState {
 func (s *Shard) recall(kept *keptState, l *lane) error {
 	recalled, err := s.tier.store.Recall(l.unit, tier.State, l.parts[tier.State])
 	if err == nil && kept.filled && !recalled && s.config.Tier.Mended != nil {
-		s.config.Tier.Mended(fmt.Sprintf("the state of chunk %d had changed in memory since step %d, and was read from "+
-			"the files again", l.unit, s.Steps()))
+		s.config.Tier.Mended(fmt.Sprintf("the state of chunk %d had changed in memory since step %d, and was read "+
+			"from the files again", l.unit, s.Steps()))
 	}
 	kept.filled = err == nil
 	return err

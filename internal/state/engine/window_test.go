@@ -42,7 +42,8 @@ func TestKeptChunksHavePlacesOfTheirOwn(t *testing.T) {
 			}
 			for file, count := range each {
 				if count < each[0]-1 || count > each[0] {
-					t.Errorf("%d files, %d kept: file %d has %d of them, and file 0 %d", files, kept, file, count, each[0])
+					t.Errorf("%d files, %d kept: file %d has %d of them, and file 0 %d", files, kept, file, count,
+						each[0])
 				}
 			}
 		}

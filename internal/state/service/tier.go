@@ -83,9 +83,9 @@ func (s *Server) windowOf(d *protocol.Document, config engine.ShardConfig) (engi
 	if window := config.FirstWindow(left); window.Lanes > 0 {
 		return window, nil
 	}
-	return engine.Window{}, protocol.DoesNotFit.Errorf("a window of the tier for session %v takes at least %v, and of the %v of "+
-		"--memory %v are left to rank %d, of %d ranks; raise --memory", keyOf(d), config.LeastWindow(), s.tier.Memory,
-		max(0, left), d.Rank, d.LocalWorld)
+	return engine.Window{}, protocol.DoesNotFit.Errorf("a window of the tier for session %v takes at least %v, and of "+
+		"the %v of --memory %v are left to rank %d, of %d ranks; raise --memory", keyOf(d), config.LeastWindow(),
+		s.tier.Memory, max(0, left), d.Rank, d.LocalWorld)
 }
 
 // putOnTier gives a shard the tier of the service, with a window. It returns the configuration, or nil if all of the

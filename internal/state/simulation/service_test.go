@@ -697,8 +697,8 @@ func document(rank, world int) *protocol.Document {
 	}
 }
 
-// window is the memory of a tier for each rank: that of one lane, so that chunks go to the disk one after the other, and
-// of a chunk that is kept.
+// window is the memory of a tier for each rank: that of one lane, so that chunks go to the disk one after the other,
+// and of a chunk that is kept.
 const window = 24 * ledger.KiB
 
 func groupsOf(step int64) []protocol.Hyperparameters {
