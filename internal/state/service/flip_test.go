@@ -205,7 +205,8 @@ func TestFlipWhileServing(t *testing.T) {
 }
 
 // TestDamageThatNobodyAskedFor: who asks for the status of a service may be the first to read a number that has
-// changed, and so may a service that is asked to end. That ends no service: the session is set aside, and others are not.
+// changed, and so may a service that is asked to end. That ends no service: the session is set aside, and others are
+// not.
 func TestDamageThatNobodyAskedFor(t *testing.T) {
 	for name, read := range map[string]func(*Server){
 		"status": func(s *Server) { s.Overview() }, "end": func(s *Server) { s.underway() },
