@@ -53,9 +53,6 @@ var plantedFaults = []planted{
 		"s.header.condition.Store(stateIsWhole)\n\ts.wasOnTier", "s.wasOnTier", "TestServiceSchedules", "2000"},
 	{"a chunk that is kept is not compared with the files", "tier/tier.go",
 		"case ok && entryOf(slot, p) == entry:", "case ok && slot >= 0:", "TestSchedules", "20000"},
-	{"states of which a load has overwritten some count as whole", "service/saving_states.go",
-		"s.header.condition.Store(stateIsInParts)\n\t\t\ts.control.Position.Store(0)\n", "",
-		"TestServiceSchedules", "20000"},
 }
 
 var seedFound = regexp.MustCompile(`seed (\d+): (.*)`)
