@@ -43,10 +43,10 @@ func (j *Job) putOnTier(config *engine.ShardConfig) error {
 	config.Tier = &engine.Tier{Disk: tier.HostDisk{}, Folders: j.Tier.Folders,
 		Name: fmt.Sprintf("rehearsal-rank%05d", config.Rank), Scratch: true}
 	window := j.Tier.Memory / ledger.Bytes(j.Ranks)
-	if config.Tier.Lanes = config.LanesWithin(window); config.Tier.Lanes == 0 {
+	if config.Tier.Window = config.WindowWithin(window); config.Tier.Lanes == 0 {
 		return fault.Inputf("--memory %v is too little: the window of each of %s takes at least %v", j.Tier.Memory,
-			ledger.Plural(j.Ranks, "rank"), config.WindowBytes(1)).
-			WithHint(fmt.Sprintf("--memory %dMiB", 1+config.WindowBytes(1)*ledger.Bytes(j.Ranks)/ledger.MiB))
+			ledger.Plural(j.Ranks, "rank"), config.LeastWindow()).
+			WithHint(fmt.Sprintf("--memory %dMiB", 1+config.LeastWindow()*ledger.Bytes(j.Ranks)/ledger.MiB))
 	}
 	return nil
 }
@@ -70,6 +70,7 @@ func (p *Placement) TierBytes() (sum engine.TierBytes) {
 		b := config.TierBytes()
 		sum.Window, sum.Files, sum.Lanes = sum.Window+b.Window, sum.Files+b.Files, b.Lanes
 		sum.StepReads, sum.StepWrites = sum.StepReads+b.StepReads, sum.StepWrites+b.StepWrites
+		sum.Kept += b.Kept
 	}
 	return sum
 }

@@ -470,7 +470,14 @@ func TestDisks(t *testing.T) {
 	for _, r := range append(a.Front, a.LargestBatch, a.Longest) {
 		checkRecipe(t, q.Request, r)
 	}
-	q.Machine.Disk = 12e9
+	// A step reads less with more memory. So the fastest recipe has as much as fits beside all else.
+	q.States.Tier = job.Tier{Disks: 1, Memory: ledger.GiB}
+	less, err := Search(q)
+	if err != nil || a.Fastest.Overrides.Tier.Memory < 2*ledger.GiB || less.Fastest.Speed() >= a.Fastest.Speed() {
+		t.Errorf("%v of memory make %f tokens/s, and 1 GiB %f, %v", a.Fastest.Overrides.Tier.Memory, a.Fastest.Speed(),
+			less.Fastest.Speed(), err)
+	}
+	q.States.Tier, q.Machine.Disk = job.Tier{}, 12e9
 	quick, err := Search(q)
 	if err != nil || isAssumed(quick) || quick.Fastest.Speed() <= a.Fastest.Speed() {
 		t.Errorf("12 GB/s of a disk make %f tokens/s of %f, assuming %q, %v", quick.Fastest.Speed(), a.Fastest.Speed(),

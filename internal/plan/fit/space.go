@@ -10,6 +10,7 @@ import (
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/plan/job"
+	"plimsoll/internal/state/tier"
 )
 
 // variant is everything of a recipe but its micro batch: an engine, how ranks share the model, what it offloads, what
@@ -249,14 +250,36 @@ func (q *Question) inService(v variant, base *job.Job) []variant {
 	return list
 }
 
-// onDisks lists the roads of inService with the states in files on disks: those that are given, or one.
+// onDisks lists the roads of inService with the states in files on disks, with each of the tiers that are tried.
 func (q *Question) onDisks(v variant, base *job.Job) []variant {
-	list := q.inService(v, base)
-	for i := range list {
-		tier := q.States.Tier
-		tier.Disks = max(1, tier.Disks)
-		list[i].overrides.Tier = tier
-		list[i].name += ", states on " + ledger.Plural(tier.Disks, "disk")
+	var list []variant
+	for _, with := range q.inService(v, base) {
+		for _, t := range q.tiers(base) {
+			with := with
+			with.overrides.Tier = t
+			with.name += ", states on " + ledger.Plural(t.Disks, "disk")
+			if t.Memory > q.States.Tier.Memory {
+				with.name += fmt.Sprintf(" with %v of memory", t.Memory)
+			}
+			list = append(list, with)
+		}
+	}
+	return list
+}
+
+// tiers lists the tiers that are tried: on the disks that are given, or on one. A step does not read what their memory
+// keeps, so larger and larger shares of a host's memory are tried, unless the memory is given.
+func (q *Question) tiers(base *job.Job) []job.Tier {
+	t := q.States.Tier
+	t.Disks = max(1, t.Disks)
+	list := []job.Tier{t}
+	if t.Memory > 0 {
+		return list
+	}
+	for _, eighths := range []ledger.Bytes{1, 2, 4, 6} {
+		if t.Memory = base.HostMemory / 8 * eighths; t.Memory > tier.DefaultMemory {
+			list = append(list, t)
+		}
 	}
 	return list
 }

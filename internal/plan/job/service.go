@@ -109,10 +109,10 @@ func (t *Tier) Put(config *engine.ShardConfig, ranks int) error {
 	}
 	config.Tier = &engine.Tier{Folders: folders}
 	each := t.Memory / ledger.Bytes(ranks)
-	if config.Tier.Lanes = config.FirstLanes(each); config.Tier.Lanes == 0 {
+	if config.Tier.Window = config.FirstWindow(each); config.Tier.Lanes == 0 {
 		return fault.Inputf("--memory %v is too little: the window of each of %s takes at least %v", t.Memory,
-			ledger.Plural(ranks, "rank"), config.WindowBytes(1)).
-			WithHint(fmt.Sprintf("--memory %dMiB", 1+config.WindowBytes(1)*ledger.Bytes(ranks)/ledger.MiB))
+			ledger.Plural(ranks, "rank"), config.LeastWindow()).
+			WithHint(fmt.Sprintf("--memory %dMiB", 1+config.LeastWindow()*ledger.Bytes(ranks)/ledger.MiB))
 	}
 	return nil
 }

@@ -116,7 +116,7 @@ func TestRoadsBytes(t *testing.T) {
 }
 
 // TestDisks: on the road over disks the host holds parameters, gradients and a window, and a step takes as long as the
-// slower of memory and disks: 22 bytes a parameter, over the disks of the node.
+// slower of memory and disks: 22 bytes a parameter, over the disks of the node. What the memory keeps is not read.
 func TestDisks(t *testing.T) {
 	q := job.Request{Model: "llama-3.2-1b", Precision: "bf16", Sequence: 512, GPUs: 2, FSDP: "2", GPU: "H100-80GB"}
 	m, err := roads.FindMachine("8xh100")
@@ -124,13 +124,20 @@ func TestDisks(t *testing.T) {
 		t.Fatal(err)
 	}
 	const parameters = 1_235_814_400
-	tier := job.Tier{Disks: 2, Memory: ledger.GiB}
-	for _, test := range []struct{ disk, seconds float64 }{{4e9, 22 * parameters / 4e9}, {1e15, 0}} {
-		m.Rates.Disk = test.disk
+	tier := job.Tier{Disks: 2, Memory: 256 * ledger.MiB}
+	for _, test := range []struct {
+		memory              ledger.Bytes
+		host, disk, seconds float64
+	}{
+		{tier.Memory, 4, 4e9, 22 * parameters / 4e9}, {tier.Memory, 4, 1e15, 0},
+		{13 * ledger.GiB, 14, 4e9, 12 * parameters / 4e9},
+		{6 * ledger.GiB, 4 + float64(5*ledger.GiB)/parameters, 4e9, (22*parameters - float64(5*ledger.GiB)) / 4e9},
+	} {
+		m.Rates.Disk, tier.Memory = test.disk, test.memory
 		r := compared(t, q, job.Offload{Master: "split", Tier: tier}, m.Rates)
 		memory, disks := roadOf(t, r, CPURoad), roadOf(t, r, DiskRoad)
-		if host := float64(disks.Host) / parameters; host < 4 || host > 4.2 {
-			t.Errorf("disks: %.3f bytes a parameter on the host, want 4 and a window", host)
+		if host := float64(disks.Host) / parameters; host < test.host-0.1 || host > test.host+0.2 {
+			t.Errorf("disks: %.3f bytes a parameter on the host, want %.3f and a window", host, test.host)
 		}
 		want := max(memory.Step.Exposed.Seconds(), test.seconds)
 		if got := disks.Step.Exposed.Seconds(); got < want*0.99 || got > want*1.02 {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"plimsoll/internal/base/files/filestest"
+	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/gpu"
 	"plimsoll/internal/plan/job"
 	"plimsoll/internal/plan/roads"
@@ -189,7 +190,10 @@ func TestDisks(t *testing.T) {
 		Optimizer: job.ServiceOptimizer}
 	step := func(disks int, rate float64) *Step {
 		t.Helper()
-		q.Offload.Tier.Disks = disks
+		q.Offload.Tier = job.Tier{Disks: disks}
+		if disks > 0 {
+			q.Offload.Tier.Memory = 100 * ledger.MiB // which keeps next to nothing
+		}
 		j, err := q.Resolve()
 		if err != nil {
 			t.Fatal(err)

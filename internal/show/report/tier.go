@@ -13,13 +13,15 @@ type TierBytes struct {
 	Files  ledger.Bytes `json:"file_bytes"`
 	Window ledger.Bytes `json:"window_bytes"`
 	Lanes  int          `json:"lanes"` // of each rank: chunks that are read, updated or written at a time
+	// Kept is the state that stays in the window from one step to the next. A step writes it, and does not read it.
+	Kept ledger.Bytes `json:"kept_bytes"`
 	// StepReads and StepWrites are what a step moves. The writes wear the disks.
 	StepReads  ledger.Bytes `json:"step_read_bytes"`
 	StepWrites ledger.Bytes `json:"step_written_bytes"`
 }
 
 func newTierBytes(b engine.TierBytes) TierBytes {
-	return TierBytes{Files: b.Files, Window: b.Window, Lanes: b.Lanes, StepReads: b.StepReads,
+	return TierBytes{Files: b.Files, Window: b.Window, Lanes: b.Lanes, Kept: b.Kept, StepReads: b.StepReads,
 		StepWrites: b.StepWrites}
 }
 
@@ -51,7 +53,11 @@ func (t *PlannedTier) addTo(f *Facts, step *StepTime) {
 }
 
 func (b *TierBytes) addTo(f *Facts, place, each string) {
-	f.add("tier", "%v of files %s; %v of memory, for %s at a time in each rank", b.Files, place, b.Window,
-		counted(int64(b.Lanes), "chunk"))
+	stays := ""
+	if b.Kept > 0 {
+		stays = fmt.Sprintf(", and for %v of state that stays in memory", b.Kept)
+	}
+	f.add("tier", "%v of files %s; %v of memory, for %s at a time in each rank%s", b.Files, place, b.Window,
+		counted(int64(b.Lanes), "chunk"), stays)
 	f.add("wear", "a step reads %v from the disks and writes %v there%s", b.StepReads, b.StepWrites, each)
 }

@@ -35,6 +35,7 @@ type crashCase struct {
 	sections []shard.Section // nil for one
 	sums     bool
 	retracts bool // steps may speculate
+	kept     int  // chunks whose state stays in the window of a tier, at most
 }
 
 // crashCases have every algorithm and format of state; sections with moments of
@@ -48,27 +49,28 @@ func crashCases() []crashCase {
 		{Elements: 20_000, Moments: kernel.MomentsBF16}, {Elements: 39_930, Moments: kernel.MomentsInt8, Group: 1},
 	}
 	cases := []crashCase{
-		{"adamw split fp32", format(kernel.Adam, kernel.Split, kernel.MomentsFP32), 7000, nil, false, false},
-		{"adamw split bf16", format(kernel.Adam, kernel.Split, kernel.MomentsBF16), 16 << 10, nil, false, false},
+		{"adamw split fp32", format(kernel.Adam, kernel.Split, kernel.MomentsFP32), 7000, nil, false, false, 0},
+		{"adamw split bf16", format(kernel.Adam, kernel.Split, kernel.MomentsBF16), 16 << 10, nil, false, false, 0},
 		{"adamw split int8", format(kernel.Adam, kernel.Split, kernel.MomentsInt8), shard.DefaultChunk, nil, false,
-			false},
-		{"adamw fp32 mixed", format(kernel.Adam, kernel.FP32, kernel.MomentsInt8), 5000, mixed, false, false},
-		{"adamw split24 int8", format(kernel.Adam, kernel.Split24, kernel.MomentsInt8), 20_000, mixed, false, false},
-		{"lion split24 bf16", format(kernel.Lion, kernel.Split24, kernel.MomentsBF16), 700, nil, false, false},
-		{"lion split bf16", format(kernel.Lion, kernel.Split, kernel.MomentsBF16), 300, nil, false, false},
-		{"adagrad fp32 bf16", format(kernel.Adagrad, kernel.FP32, kernel.MomentsBF16), 9999, nil, false, false},
-		{"sgd fp32 fp32", format(kernel.SGD, kernel.FP32, kernel.MomentsFP32), 4096, nil, false, false},
+			false, 0},
+		{"adamw fp32 mixed", format(kernel.Adam, kernel.FP32, kernel.MomentsInt8), 5000, mixed, false, false, 0},
+		{"adamw split24 int8", format(kernel.Adam, kernel.Split24, kernel.MomentsInt8), 20_000, mixed, false, false, 0},
+		{"lion split24 bf16", format(kernel.Lion, kernel.Split24, kernel.MomentsBF16), 700, nil, false, false, 0},
+		{"lion split bf16", format(kernel.Lion, kernel.Split, kernel.MomentsBF16), 300, nil, false, false, 0},
+		{"adagrad fp32 bf16", format(kernel.Adagrad, kernel.FP32, kernel.MomentsBF16), 9999, nil, false, false, 0},
+		{"sgd fp32 fp32", format(kernel.SGD, kernel.FP32, kernel.MomentsFP32), 4096, nil, false, false, 0},
 	}
 	groups := []shard.Section{{Elements: 50_003}, {Elements: 70, Group: 1}, {}, {Elements: 39_928, Group: 1}}
 	for _, gradients := range []dtype.Type{dtype.BF16, dtype.F32} {
 		f := format(kernel.Adam, kernel.FP32, kernel.MomentsFP32)
 		f.Gradient = gradients
 		name := "adamw fp32 fp32, gradients " + gradients.String()
-		cases = append(cases, crashCase{name, f, 3000, groups, false, false})
+		cases = append(cases, crashCase{name, f, 3000, groups, false, false, 0})
 	}
 	for i := range cases {
 		cases[i].sums = i%2 == 0
 		cases[i].retracts = cases[i].format.Retractable() == nil
+		cases[i].kept = i % 3
 	}
 	return cases
 }
@@ -339,7 +341,8 @@ func runCrashChild(text string) error {
 	}
 	config := crashCases()[number].with(list, set)
 	if folder != "" {
-		config.Tier, config.Retracts = crashCases()[number].tierOn(tier.HostDisk{}, 3, folder), false
+		window := Window{Lanes: 3, Kept: crashCases()[number].kept}
+		config.Tier, config.Retracts = crashCases()[number].tierOn(tier.HostDisk{}, window, folder), false
 	}
 	files := map[string]*os.File{}
 	for i, plan := range config.Arenas() {

@@ -115,7 +115,7 @@ func (c ShardConfig) whySums() string {
 func (c ShardConfig) fingerprint() [sha256.Size]byte {
 	text := fmt.Appendf(nil, "%d %d %v %v %v", c.ChunkElements, c.Elements, c.Format, c.Sections(), c.journalLayout())
 	if c.Tier != nil {
-		text = fmt.Appendf(text, " %d lanes", c.Tier.Lanes)
+		text = fmt.Appendf(text, " %d lanes, %d kept", c.Tier.Lanes, c.Tier.Kept)
 	}
 	if c.Retracts {
 		text = fmt.Append(text, " retracts")

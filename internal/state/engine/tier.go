@@ -18,7 +18,8 @@ import (
 //
 // The window has lanes. A lane reads a chunk, hands it to a worker, and writes it back; then it takes the next one in
 // the order of the update. So as many reads and writes are under way as there are lanes. When the last lane has written
-// its chunk, the tier commits the step, and only then the step is finished.
+// its chunk, the tier commits the step, and only then the step is finished. What is left of the window keeps chunks,
+// which a step writes and does not read ([Window]).
 //
 // The window is an arena, so it outlives this process as all state does. The journal says which chunk a lane holds that
 // the files do not have yet, and the next process writes it there.
@@ -31,7 +32,9 @@ type Tier struct {
 	Label   []byte   // says what shard it is
 	// Suits refuses the label of files that are of another shard.
 	Suits func(label []byte) error
-	Lanes int // chunks that are in memory at a time
+	Window
+	// Mended is told of bits that have flipped in memory and were read from the files again; nil: nobody is.
+	Mended func(what string)
 	// Scratch has the files removed as soon as they are open: the state ends with the process.
 	Scratch bool
 
@@ -131,15 +134,8 @@ func (c ShardConfig) TierPlan() tier.Plan {
 		Folders: c.Tier.Folders, Name: c.Tier.Name, Label: c.Tier.Label, Chunks: c.Chunks,
 		Sizes:    func(unit int) [tier.Parts]int64 { return sizes[unit] },
 		Sections: len(c.Sections()), Sums: c.Chunks * len(c.summed()),
+		Kept: func(unit int) bool { _, kept := c.keptPlace(unit); return kept },
 	}
-}
-
-// WindowBytes returns the size of a window of so many lanes. One more is for what is read beside them. The index of the
-// files is in memory, too.
-func (c ShardConfig) WindowBytes(lanes int) ledger.Bytes {
-	_, sizes := c.partSizes()
-	plan := tier.Plan{Chunks: c.Chunks, Sections: len(c.Sections()), Sums: c.Chunks * len(c.summed())}
-	return ledger.Bytes(int64(lanes+1)*(sizes[tier.State]+sizes[tier.Parameters]) + plan.AreaBytes())
 }
 
 // MemoryBytes returns the size of all streams that are in memory, and of the window of those that are not.
@@ -151,19 +147,13 @@ func (c ShardConfig) MemoryBytes() ledger.Bytes {
 		}
 	}
 	if c.Tier != nil {
-		sum += c.WindowBytes(c.Tier.Lanes)
+		sum += c.WindowBytes(c.Tier.Window)
 	}
 	return sum
 }
 
 // mostLanes is the most lanes of a window. So many reads and writes of a chunk each keep any disk busy, and several.
 const mostLanes = 64
-
-// LanesWithin returns how many lanes a window of a size has, at most as many as help; 0 if it has no room for one.
-func (c ShardConfig) LanesWithin(window ledger.Bytes) int {
-	one := c.WindowBytes(1) - c.WindowBytes(0)
-	return int(max(0, min(mostLanes, (window-c.WindowBytes(0))/one)))
-}
 
 // mostProcessors is the most that lanes need. More make nothing faster.
 const mostProcessors = 16
@@ -173,26 +163,18 @@ const mostProcessors = 16
 // the speed of a disk, and with 16 more than 90 %.
 func (c ShardConfig) LaneProcessors() int { return min(c.lanes(), mostProcessors) }
 
-// FirstLanes returns how many lanes the window of a session has whose rank has so much memory left. It leaves half to
-// other parts of the rank, if it can; 0 if there is no room for one lane.
-func (c ShardConfig) FirstLanes(left ledger.Bytes) int {
-	if lanes := c.LanesWithin(left / 2); lanes > 0 {
-		return lanes
-	}
-	return c.LanesWithin(left)
-}
-
 // TierBytes is what a tier takes and moves.
 type TierBytes struct {
 	Window, Files         ledger.Bytes
 	StepReads, StepWrites ledger.Bytes // of a step; the writes wear the disks
 	Lanes                 int          // of each rank: chunks that are read, updated or written at a time
+	Kept                  ledger.Bytes // of the state, which stays in the window
 }
 
 // TierBytes returns what the tier of a shard takes and moves.
 func (c ShardConfig) TierBytes() TierBytes {
 	plan := c.TierPlan()
-	b := TierBytes{Window: c.WindowBytes(c.Tier.Lanes), Lanes: c.Tier.Lanes}
+	b := TierBytes{Window: c.WindowBytes(c.Tier.Window), Lanes: c.Tier.Lanes, Kept: c.keptBytes()}
 	b.StepReads, b.StepWrites = plan.StepBytes()
 	for _, size := range plan.Bytes() {
 		b.Files += size
@@ -203,15 +185,16 @@ func (c ShardConfig) TierBytes() TierBytes {
 // Times returns what so many shards like this one take and move.
 func (b TierBytes) Times(shards int) TierBytes {
 	n := ledger.Bytes(shards)
-	return TierBytes{b.Window * n, b.Files * n, b.StepReads * n, b.StepWrites * n, b.Lanes}
+	return TierBytes{b.Window * n, b.Files * n, b.StepReads * n, b.StepWrites * n, b.Lanes, b.Kept * n}
 }
 
 func (c ShardConfig) windowArena() arena.Plan {
 	_, sizes := c.partSizes()
 	return arena.Plan{
-		Component: ledger.TierWindow, Size: c.WindowBytes(c.Tier.Lanes),
-		Why: fmt.Sprintf("(%d + 1) x %d B: chunks between memory and the tier; and the index of %s chunks",
-			c.Tier.Lanes, sizes[tier.State]+sizes[tier.Parameters], ledger.Count(int64(c.Chunks))),
+		Component: ledger.TierWindow, Size: c.WindowBytes(c.Tier.Window),
+		Why: fmt.Sprintf("(%d + 1) x %d B: chunks between memory and the tier; %s x %d B: the state of chunks that "+
+			"stay in memory; and the index of %s chunks", c.Tier.Lanes, sizes[tier.State]+sizes[tier.Parameters],
+			ledger.Count(int64(c.Tier.Kept)), sizes[tier.State], ledger.Count(int64(c.Chunks))),
 	}
 }
 
@@ -220,6 +203,7 @@ type tiered struct {
 	shard *Shard
 	store *tier.Store
 	lanes []*lane
+	kept  []keptState
 	spare struct { // for what is read beside the passes
 		sync.Mutex
 		*lane
@@ -291,6 +275,7 @@ func (s *Shard) openTier(attached bool) error {
 			}
 		})
 	}
+	t.cutKept(&window)
 	s.tier = t
 	return nil
 }
@@ -340,6 +325,10 @@ func (t *tiered) close() error {
 func (s *Shard) bind(l *lane, unit int) {
 	c := s.chunk(unit)
 	l.unit, l.state = unit, c.state()
+	memory := l.memory[tier.State]
+	if kept := s.tier.keptOf(l, unit); kept != nil {
+		memory = kept.memory
+	}
 	at := int64(0)
 	for i := range s.config.Streams {
 		stream := &s.config.Streams[i]
@@ -348,18 +337,21 @@ func (s *Shard) bind(l *lane, unit int) {
 		}
 		if own, _, ok := s.config.In(stream, c.Chunk); ok {
 			size := stream.BytesOf(own)
-			l.state.Set(stream.Stream, l.memory[tier.State][at:at+size:at+size])
+			l.state.Set(stream.Stream, memory[at:at+size:at+size])
 			at += (size + streamAlignment - 1) / streamAlignment * streamAlignment
 		}
 	}
 	parameters := int64(len(l.state.Bytes(s.config.parameterRole())))
-	l.parts[tier.State] = l.memory[tier.State][:tier.Round(at)]
+	l.parts[tier.State] = memory[:tier.Round(at)]
 	l.parts[tier.Parameters] = l.memory[tier.Parameters][:tier.Round(parameters)]
 }
 
 // readState reads the state of a chunk into a lane.
 func (s *Shard) readState(l *lane, unit int) error {
 	s.bind(l, unit)
+	if kept := s.tier.keptOf(l, unit); kept != nil {
+		return s.recall(kept, l)
+	}
 	return s.tier.store.Read(unit, tier.State, l.parts[tier.State])
 }
 
@@ -643,7 +635,7 @@ func (s *Shard) startTraffic() {
 	s.startLanes(shard.Range{Count: int64(s.config.Chunks)}, lanePass{take: s.tier.takeNext,
 		handle: func(l *lane, unit int) {
 			s.bind(l, unit)
-			err := s.tier.store.Move(unit, l.parts)
+			err := s.tier.store.Move(unit, l.parts, s.tier.keptOf(l, unit) == nil)
 			if err == nil && left.Add(-1) == 0 {
 				err = s.tier.store.Sync()
 			}
@@ -689,6 +681,9 @@ func (s *Shard) Restore() (found bool, err error) {
 	}
 	s.restoring.Store(true)
 	s.tier.store.Adopt()
+	for i := range s.tier.kept {
+		s.tier.kept[i].filled = false
+	}
 	s.forgetBegun(steps)
 	own := s.own.after(s.finished.Load())
 	s.tier.store.EachOwn(func(section int, number int64) { own[section].Store(number) })

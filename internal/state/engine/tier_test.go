@@ -27,12 +27,13 @@ import (
 // onTier returns the configuration of a case with its state on a tier.
 func (c crashCase) onTier(t testing.TB, disk tier.Disk, lanes int, folders ...string) ShardConfig {
 	config := c.with(cpus(t, 2), kernel.Available()[len(kernel.Available())-1])
-	config.Tier, config.Retracts = c.tierOn(disk, lanes, folders...), false
+	window := Window{Lanes: lanes, Kept: min(c.kept, config.Chunks)}
+	config.Tier, config.Retracts = c.tierOn(disk, window, folders...), false
 	return config
 }
 
-func (c crashCase) tierOn(disk tier.Disk, lanes int, folders ...string) *Tier {
-	return &Tier{Disk: disk, Folders: folders, Name: "rank0", Label: []byte(c.name), Lanes: lanes,
+func (c crashCase) tierOn(disk tier.Disk, window Window, folders ...string) *Tier {
+	return &Tier{Disk: disk, Folders: folders, Name: "rank0", Label: []byte(c.name), Window: window,
 		Suits: func(label []byte) error {
 			if string(label) != c.name {
 				return fmt.Errorf("it is of %s", label)
@@ -61,7 +62,7 @@ func (c crashCase) small() crashCase {
 			c.sections[i].Elements /= 20
 		}
 	}
-	c.chunk = 600
+	c.chunk, c.kept = 600, 3
 	return c
 }
 
@@ -133,6 +134,7 @@ func TestATierHasTheBitsOfMemory(t *testing.T) {
 			const steps = 6
 			want := c.statesOf(t, steps)
 			folders := [][]string{{"/a"}, {"/a", "/b"}, {"/a", "/b", "/c"}}[number%3]
+			c.kept = []int{0, 7, math.MaxInt}[number/3%3]
 			s := openOnTier(t, c.onTier(t, tiertest.New(), 1+number%4, folders...))
 			random := rand.New(rand.NewPCG(uint64(number), 0))
 			weigh(s)
@@ -161,7 +163,8 @@ func TestAWindowIsCounted(t *testing.T) {
 	var components []ledger.Component
 	for _, plan := range config.Arenas() {
 		components = append(components, plan.Component)
-		if plan.Component == ledger.TierWindow && (plan.Size != config.WindowBytes(3) || plan.Size > 700*ledger.KiB) {
+		want := config.WindowBytes(Window{Lanes: 3})
+		if plan.Component == ledger.TierWindow && (plan.Size != want || plan.Size > 700*ledger.KiB) {
 			t.Errorf("the window has %v", plan.Size)
 		}
 	}
@@ -170,13 +173,18 @@ func TestAWindowIsCounted(t *testing.T) {
 	if !slices.Equal(components, want) {
 		t.Errorf("arenas %v, want %v", components, want)
 	}
-	for _, test := range []struct {
-		window ledger.Bytes
-		want   int
-	}{{config.WindowBytes(1) - 1, 0}, {config.WindowBytes(1), 1}, {config.WindowBytes(5), 5}, {ledger.GiB, mostLanes}} {
-		if got := config.LanesWithin(test.window); got != test.want {
-			t.Errorf("%d lanes within %v, want %d", got, test.window, test.want)
+	for _, want := range []Window{{}, {Lanes: 1}, {Lanes: 5}, {Lanes: mostLanes}, {mostLanes, 1},
+		{mostLanes, config.Chunks - 1}, {mostLanes, config.Chunks}} {
+		size := config.WindowBytes(want)
+		if got := config.WindowWithin(size); got != want {
+			t.Errorf("%+v within %v, want %+v", got, size, want)
 		}
+		if got := config.WindowWithin(size - 1); want != (Window{}) && config.WindowBytes(got) >= size {
+			t.Errorf("%+v within a byte less than %v", got, size)
+		}
+	}
+	if got := config.WindowWithin(ledger.TiB); got.Kept != config.Chunks {
+		t.Errorf("%+v are within a TiB, of %d chunks", got, config.Chunks)
 	}
 }
 
@@ -210,6 +218,7 @@ func (c crashCase) run(t testing.TB, disk tier.Disk, steps int64) (seen int64, e
 // isWhole compares what a disk holds with the states after each step, and returns the step.
 func (c crashCase) isWhole(t testing.TB, disk tier.Disk, want [][]byte, what string) int64 {
 	t.Helper()
+	c.kept = 0
 	s, err := NewShard(c.onTier(t, disk, 1, "/a", "/b"))
 	if err != nil {
 		t.Fatalf("%s: %v", what, err)

@@ -100,9 +100,11 @@ func (s *Server) underway() (now progress, writing bool) {
 		writing = writing || requests[c.kind.Load()].is(onDisk)
 	}
 	for _, session := range s.all {
-		now.steps += session.contents.steps()
-		_, left := session.contents.underway()
-		now.left += left
+		_ = session.guard(func() { // a session whose memory has changed makes no progress
+			now.steps += session.contents.steps()
+			_, left := session.contents.underway()
+			now.left += left
+		})
 		if saving := session.written.Load(); saving != nil {
 			writing = true
 			now.saved += saving.Progress()

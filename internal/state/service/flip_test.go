@@ -204,6 +204,40 @@ func TestFlipWhileServing(t *testing.T) {
 	}
 }
 
+// TestDamageThatNobodyAskedFor: who asks for the status of a service may be the first to read a number that has
+// changed, and so may a service that is asked to end. That ends no service: the session is set aside, and others are
+// not.
+func TestDamageThatNobodyAskedFor(t *testing.T) {
+	for name, read := range map[string]func(*Server){
+		"status": func(s *Server) { s.Overview() }, "end": func(s *Server) { s.underway() },
+	} {
+		for want, at := range map[string]struct {
+			arena string
+			byte  int
+		}{"updates begun": {"step_journal", 48 + 4}, "updates finished": {"step_journal", 56 + 4},
+			"position": {"held_control", 64 + 2}} {
+			t.Run(name+" "+want, func(t *testing.T) {
+				server, socket := serveHere(t)
+				begun(t, socket, testDocument(small))
+				h := holder{mustHold(t, socket, holdDocument()), holdDocument(), nil}
+				h.step()
+				for _, session := range server.all {
+					for _, a := range session.arenas() {
+						if filepath.Base(a.Name()) == at.arena {
+							a.Bytes()[at.byte] ^= 8
+						}
+					}
+				}
+				read(server)
+				o := server.Overview()
+				if len(o.Sessions) != 1 || len(o.SetAside) != 1 || !strings.Contains(o.SetAside[0].Reason, want) {
+					t.Fatalf("%+v", o)
+				}
+			})
+		}
+	}
+}
+
 // wantDamage checks an error about memory that has changed.
 func wantDamage(t *testing.T, err error, place, field string) {
 	t.Helper()

@@ -44,7 +44,7 @@ type headerFields struct {
 	groupCount uint64
 	leftBytes  uint64 // of the parameters that a prepared step leaves alone
 	pages      uint64 // kind of pages of the shard's arenas
-	options    uint64 // bit 0: the shard has sums of its chunks; from bit 8 on: the lanes of a window of a tier, or 0
+	options    uint64 // bit 0: the shard has sums of its chunks; from bit 8 on: the window of a tier, or 0
 	// checksum is that of the document and the fields before it: a flipped bit in them could make this another
 	// session, of another rank or job.
 	checksum [sha256.Size]byte
@@ -87,10 +87,23 @@ const (
 const (
 	hasSums    = 1
 	lanesShift = 8
+	keptShift  = 32
 )
 
-// lanes returns how many chunks of a tier are in memory; 0 if all of the state is there.
-func (h *headerFields) lanes() int { return int(h.options >> lanesShift) }
+// window returns the window of a tier; none if all of the state is in memory.
+func (h *headerFields) window() engine.Window {
+	return engine.Window{Lanes: int(h.options>>lanesShift) & (1<<(keptShift-lanesShift) - 1),
+		Kept: int(h.options >> keptShift)}
+}
+
+// optionsOf returns the options of a session.
+func optionsOf(sums bool, window engine.Window) uint64 {
+	options := uint64(window.Lanes)<<lanesShift | uint64(window.Kept)<<keptShift
+	if sums {
+		options |= hasSums
+	}
+	return options
+}
 
 const headerFieldsSize = int(unsafe.Sizeof(headerFields{}))
 
@@ -109,11 +122,8 @@ func (h *headerFields) size() ledger.Bytes {
 
 // newHeader makes the header of a session. It holds the original text of the document:
 // a restoring service parses the same text, and so refuses it only if open would have.
-func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages, sums bool, lanes int) (*sessionHeader, error) {
-	static := headerFields{document: uint64(len(text)), pages: uint64(pages), options: uint64(lanes) << lanesShift}
-	if sums {
-		static.options |= hasSums
-	}
+func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages, options uint64) (*sessionHeader, error) {
+	static := headerFields{document: uint64(len(text)), pages: uint64(pages), options: options}
 	static.groupCount, static.leftBytes = prepares(d)
 	a, err := arena.New(keyOf(d).String()+"/"+headerComponent, static.size(), arena.BasePages)
 	if err != nil {

@@ -478,7 +478,7 @@ func FuzzRecord(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	header, err := newHeader(testDocument(), text, arena.BasePages, false, 0)
+	header, err := newHeader(testDocument(), text, arena.BasePages, 0)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -490,7 +490,7 @@ func FuzzRecord(f *testing.F) {
 	fieldsOf(groups).groupCount = 1
 	f.Add(groups)
 	f.Add([]byte{})
-	pages, err := newHeader(testDocument(), text, 200, false, 0) // no such kind of pages exists
+	pages, err := newHeader(testDocument(), text, 200, 0) // no such kind of pages exists
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -235,7 +235,7 @@ func (s *Server) make(d protocol.AnyDocument, text []byte) (*session, error) {
 	if err := s.checkKept(name, len(planned.arenas)); err != nil {
 		return nil, err
 	}
-	header, err := newHeader(d, text, pages, sums, planned.lanes())
+	header, err := newHeader(d, text, pages, optionsOf(sums, planned.window()))
 	if err != nil {
 		return nil, protocol.Refused.Errorf("%v", err)
 	}
@@ -279,14 +279,14 @@ type design struct {
 }
 
 // newWindow stands for a window that is still to be decided.
-const newWindow = -1
+var newWindow = engine.Window{Lanes: -1}
 
-// lanes returns the lanes of the window of a tier; 0 without one.
-func (d *design) lanes() int {
+// window returns the window of a tier; none without one.
+func (d *design) window() engine.Window {
 	if d.tier == nil {
-		return 0
+		return engine.Window{}
 	}
-	return d.tier.Tier.Lanes
+	return d.tier.Tier.Window
 }
 
 // wasOnTier reports whether the state was found in the files of a tier.
@@ -296,8 +296,8 @@ func (s *session) wasOnTier() bool {
 }
 
 // design returns the design of a session whose workers have the CPUs that are named, or else the rank's share of the
-// CPUs that this process may use. It has a window of so many lanes, if the state is on a tier.
-func (s *Server) design(d protocol.AnyDocument, named []int, sums bool, lanes int) (*design, error) {
+// CPUs that this process may use. It has a window, if the state is on a tier.
+func (s *Server) design(d protocol.AnyDocument, named []int, sums bool, window engine.Window) (*design, error) {
 	cpus, err := s.cpus(d.Of(), named)
 	if err != nil {
 		return nil, err
@@ -309,7 +309,7 @@ func (s *Server) design(d protocol.AnyDocument, named []int, sums bool, lanes in
 		}
 		return designStates(held, cpus), nil
 	}
-	return s.designShard(d.(*protocol.Document), cpus, sums, lanes)
+	return s.designShard(d.(*protocol.Document), cpus, sums, window)
 }
 
 // expected returns how many sessions like this one are still to be opened on this host,
@@ -337,7 +337,7 @@ func (s *Server) checkRoom(h *host.Host, planned *design, pages arena.Pages) err
 	if pages == arena.HugetlbPages {
 		pool = engine.HugetlbFree(h)
 	}
-	if short := h.Shortage(planned.workers+planned.lanes()+threadsBeside, largest); short != "" {
+	if short := h.Shortage(planned.workers+planned.window().Lanes+threadsBeside, largest); short != "" {
 		return protocol.DoesNotFit.Errorf("%s; raise that limit where the service is started", short)
 	}
 	available, counter := h.Memory.HeadroomWith(pool)

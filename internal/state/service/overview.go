@@ -52,11 +52,12 @@ func (s *Server) Overview() *protocol.Overview {
 	})
 	var planned, measured []ledger.Device
 	for _, session := range sessions {
-		if session.err() != nil {
+		var now protocol.SessionStatus
+		if session.guard(func() { now = session.status() }) != nil {
 			status.SetAside = append(status.SetAside, session.setAside())
 			continue
 		}
-		status.Sessions = append(status.Sessions, session.status())
+		status.Sessions = append(status.Sessions, now)
 		planned = append(planned, session.planned())
 		measured = append(measured, session.measured())
 	}

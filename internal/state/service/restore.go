@@ -237,7 +237,7 @@ func (s *Server) attachContents(l *leftSession) error {
 // attachWith attaches to contents whose workers get the CPUs named, or else the rank's
 // share of the CPUs that this process may use.
 func (s *Server) attachWith(l *leftSession, named []int) error {
-	planned, err := s.design(l.document, named, l.header.options&hasSums != 0, l.header.lanes())
+	planned, err := s.design(l.document, named, l.header.options&hasSums != 0, l.header.window())
 	if err != nil {
 		return err
 	}

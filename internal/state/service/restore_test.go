@@ -289,7 +289,7 @@ func TestRecordHasTheDocumentAsItCame(t *testing.T) {
 	if err != nil || len(text) == len(whole) {
 		t.Fatal(err, len(text))
 	}
-	header, err := newHeader(d, text, arena.BasePages, false, 0)
+	header, err := newHeader(d, text, arena.BasePages, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,13 +17,13 @@ import (
 )
 
 // designShard returns the design of a shard.
-func (s *Server) designShard(d *protocol.Document, cpus []int, sums bool, lanes int) (*design, error) {
+func (s *Server) designShard(d *protocol.Document, cpus []int, sums bool, window engine.Window) (*design, error) {
 	config, err := shardConfig(d, s.kernel, arena.BasePages, cpus)
 	if err != nil {
 		return nil, protocol.Refused.Errorf("%v", err)
 	}
 	config.Sums = sums
-	onTier, err := s.putOnTier(d, &config, lanes)
+	onTier, err := s.putOnTier(d, &config, window)
 	if err != nil {
 		return nil, err
 	}

@@ -30,15 +30,17 @@ func (t Tier) disk() tier.Disk {
 // isOn reports whether there is a tier.
 func (t Tier) isOn() bool { return len(t.Folders) > 0 }
 
-// tierOf returns the tier of a session with so many chunks in memory.
-func (t Tier) tierOf(d *protocol.Document, lanes int) (*engine.Tier, error) {
+// tierOf returns the tier of a session with a window.
+func (s *Server) tierOf(d *protocol.Document, window engine.Window) (*engine.Tier, error) {
+	t := s.tier
 	label, err := labelOf(d)
 	if err != nil {
 		return nil, err
 	}
 	return &engine.Tier{
 		Disk: t.disk(), Folders: t.Folders, Name: fmt.Sprintf("rank%05d-%s", d.Rank, d.SessionPart()),
-		Label: label, Lanes: lanes, Suits: func(label []byte) error { return suits(d, label) },
+		Label: label, Window: window, Suits: func(label []byte) error { return suits(d, label) },
+		Mended: func(what string) { s.logf("session %v: %s", keyOf(d), what) },
 	}, nil
 }
 
@@ -66,38 +68,39 @@ func suits(d *protocol.Document, label []byte) error {
 	return nil
 }
 
-// lanesOf returns how many chunks of a new session are in memory at a time. The ranks of the host share the window.
-func (s *Server) lanesOf(d *protocol.Document, config engine.ShardConfig) (int, error) {
+// windowOf returns the window of a new session. The ranks of the host share the memory of the tier.
+func (s *Server) windowOf(d *protocol.Document, config engine.ShardConfig) (engine.Window, error) {
 	left := s.tier.Memory / ledger.Bytes(d.LocalWorld)
 	s.mu.Lock()
 	for k, session := range s.all {
 		if held, ok := session.contents.(*heldShard); ok && k.rank == d.Rank {
 			if c := held.shard.Config(); c.Tier != nil {
-				left -= c.WindowBytes(c.Tier.Lanes)
+				left -= c.WindowBytes(c.Tier.Window)
 			}
 		}
 	}
 	s.mu.Unlock()
-	if lanes := config.FirstLanes(left); lanes > 0 {
-		return lanes, nil
+	if window := config.FirstWindow(left); window.Lanes > 0 {
+		return window, nil
 	}
-	return 0, protocol.DoesNotFit.Errorf("a window of the tier for session %v takes at least %v, and of the %v of "+
-		"--memory %v are left to rank %d, of %d ranks; raise --memory", keyOf(d), config.WindowBytes(1), s.tier.Memory,
-		max(0, left), d.Rank, d.LocalWorld)
+	return engine.Window{}, protocol.DoesNotFit.Errorf("a window of the tier for session %v takes at least %v, and of "+
+		"the %v of --memory %v are left to rank %d, of %d ranks; raise --memory", keyOf(d), config.LeastWindow(),
+		s.tier.Memory, max(0, left), d.Rank, d.LocalWorld)
 }
 
-// putOnTier gives a shard the tier of the service, with a window of so many lanes. It returns the configuration, or nil
-// if all of the state is in memory.
-func (s *Server) putOnTier(d *protocol.Document, config *engine.ShardConfig, lanes int) (*engine.ShardConfig, error) {
-	if lanes == 0 || lanes == newWindow && !s.tier.isOn() {
+// putOnTier gives a shard the tier of the service, with a window. It returns the configuration, or nil if all of the
+// state is in memory.
+func (s *Server) putOnTier(d *protocol.Document, config *engine.ShardConfig,
+	window engine.Window) (*engine.ShardConfig, error) {
+	if window.Lanes == 0 || window == newWindow && !s.tier.isOn() {
 		return nil, nil
 	}
 	if !s.tier.isOn() {
 		return nil, protocol.Refused.Errorf("its state is on a tier: start the service with the same --tier again")
 	}
 	var err error
-	if config.Tier, err = s.tier.tierOf(d, lanes); err == nil && lanes == newWindow {
-		config.Tier.Lanes, err = s.lanesOf(d, *config)
+	if config.Tier, err = s.tierOf(d, window); err == nil && window == newWindow {
+		config.Tier.Window, err = s.windowOf(d, *config)
 	}
 	return config, err
 }
@@ -177,7 +180,7 @@ func (s *heldShard) describeTier(status *protocol.SessionStatus) {
 	if c.Tier == nil {
 		return
 	}
-	t := &protocol.TierStatus{Folders: c.Tier.Folders, Window: c.WindowBytes(c.Tier.Lanes)}
+	t := &protocol.TierStatus{Folders: c.Tier.Folders, Window: c.WindowBytes(c.Tier.Window)}
 	plan := c.TierPlan()
 	for _, size := range plan.Bytes() {
 		t.Bytes += size

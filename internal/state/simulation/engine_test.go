@@ -31,7 +31,7 @@ type job struct {
 	model   *model
 	serial  *serial
 	folders []string // of the tier; none: in memory
-	lanes   int
+	window  engine.Window
 	sums    bool
 	chunks  bool // whether each chunk waits for the scheduler when it is updated
 	ranks   []*rank
@@ -64,7 +64,10 @@ func newJob(w *world) *job {
 	ranks := 1
 	if w.chance(0.6) {
 		j.folders = [][]string{{"/a"}, {"/a", "/b"}}[w.random.IntN(2)]
-		j.lanes = 1 + w.random.IntN(3)
+		j.window.Lanes = 1 + w.random.IntN(3)
+		if w.chance(0.5) {
+			j.window.Kept = w.random.IntN(j.serial.layout.Chunks + 1)
+		}
 		if w.chance(0.25) {
 			ranks = 2
 		}
@@ -74,7 +77,7 @@ func newJob(w *world) *job {
 	}
 	w.captured = j.capture
 	w.flip = j.flipBit
-	w.logf("%s, %d ranks, folders %q, %d lanes, sums: %t, finely: %t", j.model.name, ranks, j.folders, j.lanes, j.sums,
+	w.logf("%s, %d ranks, folders %q, %+v, sums: %t, finely: %t", j.model.name, ranks, j.folders, j.window, j.sums,
 		w.finely)
 	return j
 }
@@ -195,7 +198,7 @@ func (r *rank) config() engine.ShardConfig {
 	}
 	if j.folders != nil {
 		c.Tier = &engine.Tier{Disk: handle{j.life, j.disk}, Folders: j.folders, Name: fmt.Sprintf("rank%d", r.number),
-			Label: []byte(j.model.name), Lanes: j.lanes, Suits: func(label []byte) error {
+			Label: []byte(j.model.name), Window: j.window, Suits: func(label []byte) error {
 				if string(label) != j.model.name {
 					return fmt.Errorf("it is of %q", label)
 				}

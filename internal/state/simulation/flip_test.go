@@ -9,6 +9,7 @@ import (
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/arena"
+	"plimsoll/internal/state/engine"
 	"plimsoll/internal/state/shard"
 	"plimsoll/internal/state/tier"
 )
@@ -61,22 +62,28 @@ func (r *rank) summed(a *arena.Arena) []shard.Range {
 		}
 		all.Count -= int64(min(config.Chunks, 256) * (64 + undo))
 	case component == ledger.TierWindow:
-		return windowStates(config.TierPlan(), config.Tier.Lanes)
+		return windowStates(config.TierPlan(), config.Tier.Window)
 	}
 	return []shard.Range{all}
 }
 
-// windowStates returns where the state of chunks is in a window, without their parameters.
-func windowStates(plan tier.Plan, lanes int) (states []shard.Range) {
+// windowStates returns where the state of chunks is in a window, without their parameters: in the lanes, and then that
+// of chunks that are kept.
+func windowStates(plan tier.Plan, window engine.Window) (states []shard.Range) {
 	var widest [tier.Parts]int64
 	for chunk := range plan.Chunks {
 		for part, size := range plan.Sizes(chunk) {
 			widest[part] = max(widest[part], size)
 		}
 	}
-	for lane := range int64(lanes + 1) {
-		first := plan.AreaBytes() + lane*(widest[tier.State]+widest[tier.Parameters])
+	first := plan.AreaBytes()
+	for range window.Lanes + 1 {
 		states = append(states, shard.Range{First: first, Count: widest[tier.State]})
+		first += widest[tier.State] + widest[tier.Parameters]
+	}
+	for range window.Kept {
+		states = append(states, shard.Range{First: first, Count: widest[tier.State]})
+		first += widest[tier.State]
 	}
 	return states
 }

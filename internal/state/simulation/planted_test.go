@@ -51,6 +51,8 @@ var plantedFaults = []planted{
 		"return s.header.initialized() && s.shard", "return s.wasOnTier && s.shard", "TestServiceSchedules", "50000"},
 	{"the state of a session that was restored counts as unwritten", "service/tier.go",
 		"s.header.condition.Store(stateIsWhole)\n\ts.wasOnTier", "s.wasOnTier", "TestServiceSchedules", "2000"},
+	{"a chunk that is kept is not compared with the files", "tier/tier.go",
+		"case ok && entryOf(slot, p) == entry:", "case ok && slot >= 0:", "TestSchedules", "20000"},
 }
 
 var seedFound = regexp.MustCompile(`seed (\d+): (.*)`)

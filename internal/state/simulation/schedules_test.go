@@ -83,6 +83,41 @@ func TestSeedsAreSchedules(t *testing.T) {
 	}
 }
 
+// TestServiceSeedsAreSchedules: the same seed has the same requests, faults and findings, until the service reads state
+// beside the requests: for a save, and to find what has flipped. When it comes to which byte is up to the host.
+func TestServiceSeedsAreSchedules(t *testing.T) {
+	folder, err := os.MkdirTemp("", "plimsoll-simulation-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(folder) })
+	serial := undisturbed(t, folder)
+	defer inOrder()()
+	seeds := uint64(300)
+	if testing.Short() {
+		seeds = 30
+	}
+	for seed := range seeds {
+		first, err := serviceSchedule(seed, folder, serial, true, coverage{})
+		again, failed := serviceSchedule(seed, folder, serial, true, coverage{})
+		if err != nil || failed != nil || !slices.Equal(ofTrainers(first), ofTrainers(again)) {
+			t.Errorf("seed %d: %v and %v\n%s\n\n%s", seed, err, failed, strings.Join(first, "\n"),
+				strings.Join(again, "\n"))
+		}
+	}
+}
+
+// ofTrainers returns the lines of a trace that trainers and faults have, up to a save or a flip.
+func ofTrainers(trace []string) []string {
+	end := slices.IndexFunc(trace, func(line string) bool {
+		return strings.HasPrefix(line, "saving") || strings.HasPrefix(line, "flipped")
+	})
+	if end >= 0 {
+		trace = trace[:end+1]
+	}
+	return slices.DeleteFunc(slices.Clone(trace), func(line string) bool { return strings.HasPrefix(line, ofService) })
+}
+
 // inOrder has goroutines that become ready together run in that order, until the function that it returns is called:
 // one at a time, and no garbage collection comes between them.
 func inOrder() (undo func()) {

@@ -4,6 +4,7 @@ package simulation
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,6 +47,11 @@ type station struct {
 	finished int64 // the last step that the trainers know to be finished by all; -1: not even the first state
 	begun    int64 // the last step that was asked for
 	refused  bool  // what was flipped was found
+	held     *holder
+	// checkpoints is a folder in a file system that no fault meets.
+	checkpoints string
+	saved       int64 // the step of the last checkpoint; -1: there is none
+	loading     bool  // a load was begun, and nobody knows how it ended
 
 	wasFlipped bool // in an earlier life
 }
@@ -138,16 +144,17 @@ func (l *serviceLife) strike(c *call) error {
 
 // flipArena flips a bit of memory that has sums, and says which.
 func (l *serviceLife) flipArena() string {
-	var paths []string
+	paths := map[string]string{} // by the name of the arena: several descriptors are of one
 	for path, target := range arenas {
 		if slices.Contains(summedArenas, filepath.Base(target)) {
-			paths = append(paths, path)
+			paths[target] = path
 		}
 	}
 	if len(paths) == 0 {
 		return "nothing: there is no session"
 	}
-	file, err := os.OpenFile(paths[l.random.IntN(len(paths))], os.O_RDWR, 0)
+	name := sortedKeys(paths)[l.random.IntN(len(paths))]
+	file, err := os.OpenFile(paths[name], os.O_RDWR, 0)
 	if err != nil {
 		panic(err)
 	}
@@ -157,18 +164,21 @@ func (l *serviceLife) flipArena() string {
 		panic(err)
 	}
 	var one [1]byte
-	offset, bit := l.random.Int64N(min(info.Size(), 600)), l.random.IntN(8)
+	offset, bit := l.random.Int64N(min(info.Size(), verified)), l.random.IntN(8)
 	_, err = file.ReadAt(one[:], offset)
 	one[0] ^= 1 << bit
 	if _, failed := file.WriteAt(one[:], offset); err != nil || failed != nil {
 		panic(errors.Join(err, failed))
 	}
-	return fmt.Sprintf("bit %d of byte %d of %s", bit, offset, file.Name())
+	return fmt.Sprintf("bit %d of byte %d of %s", bit, offset, name)
 }
 
 // summedArenas are those of a session in memory whose bits are all verified.
 var summedArenas = []string{string(ledger.SessionHeader), string(ledger.ExpAvg), string(ledger.ExpAvgSq),
-	string(ledger.MasterWeightsLow)}
+	string(ledger.MasterWeightsLow), string(ledger.HeldControl)}
+
+// verified is how many bytes of these are verified, at least: the head of a control arena.
+const verified = 512
 
 // arenas calls yield for every descriptor of an arena of a rank, in their order, with the arena's name.
 func arenas(yield func(path, target string) bool) {
@@ -221,23 +231,33 @@ func (st *station) putBack() error {
 
 // newStation draws a job.
 func newStation(w *world, folder string, serial [][]byte) (*station, error) {
-	st := &station{world: w, folder: folder, serial: serial, finished: -1, tiered: w.chance(0.5), sums: w.chance(0.5)}
+	st := &station{world: w, folder: folder, serial: serial, finished: -1, tiered: w.chance(0.5), sums: w.chance(0.5),
+		checkpoints: filepath.Join(folder, "checkpoints"), saved: -1}
 	w.disk = &disk{tiertest.New()}
 	for rank := range 1 + w.random.IntN(2) {
 		st.ranks = append(st.ranks, &trainer{rank: rank})
 	}
-	w.logf("%d ranks, on a tier: %t, sums: %t", len(st.ranks), st.tiered, st.sums)
-	return st, st.startKeeper()
+	if !st.tiered && w.chance(0.6) { // a service with a tier refuses such states
+		st.held = newHolder(st)
+	}
+	w.logf("%d ranks, on a tier: %t, sums: %t, states that rest: %t", len(st.ranks), st.tiered, st.sums, st.held != nil)
+	return st, errors.Join(os.MkdirAll(filepath.Join(st.checkpoints, "states"), 0o700), st.startKeeper())
 }
 
 func (st *station) startKeeper() error {
-	st.keeper = &service.Keeper{Socket: filepath.Join(st.folder, "socket"), Logf: st.logf}
+	st.keeper = &service.Keeper{Socket: filepath.Join(st.folder, "socket"), Logf: st.saysService}
 	return st.keeper.Listen()
 }
+
+// ofService begins the lines of a trace that a service or its keeper has said, from any goroutine.
+const ofService = "the service says: "
+
+func (st *station) saysService(format string, values ...any) { st.logf(ofService+format, values...) }
 
 // run runs lives of the service until the job is done.
 func (st *station) run() error {
 	defer func() { st.keeper.Close() }()
+	defer os.RemoveAll(st.checkpoints)
 	faulty := 1 + st.random.IntN(3)
 	for lives := 0; ; lives++ {
 		f := fault{}
@@ -281,7 +301,7 @@ func (st *station) liveOnce(f fault) error {
 			of = service.Tier{Folders: []string{"/a", "/b"}, Memory: window * ledger.Bytes(len(st.ranks)),
 				Disk: handle{l, st.disk}}
 		}
-		server, err := service.NewServer("simulated", given, thisHost, allForUpdates, of, st.logf)
+		server, err := service.NewServer("simulated", given, thisHost, allForUpdates, of, st.saysService)
 		if err != nil {
 			return err
 		}
@@ -306,6 +326,7 @@ func (st *station) liveOnce(f fault) error {
 		return st.putBack()
 	case l.struck.Load() && f.kind >= powerLoss && f.kind <= shortCall:
 		st.keeper.Close() // the host restarts
+		st.held.lost()
 		if f.kind == powerLoss {
 			st.disk = &disk{st.disk.Reboot(st.random)}
 		}
@@ -365,6 +386,7 @@ func (st *station) hangUp() {
 			t.Session = nil
 		}
 	}
+	st.held.letGo()
 }
 
 // gone is the error of a request to a service that is dead.
@@ -391,20 +413,106 @@ func (st *station) train() error {
 		}
 	}
 	st.life.counts.Store(true)
-	if err := st.agree(); err != nil {
+	bringTogether := st.agree
+	if st.loading {
+		bringTogether = st.load
+	}
+	if err := bringTogether(); err != nil {
 		return err
 	}
-	target := min(mostSteps, max(0, st.finished)+1+int64(st.random.IntN(3)))
-	for st.finished < target {
+	if st.held != nil {
+		if err := st.held.live(); err != nil {
+			return err
+		}
+	}
+	for range 1 + st.random.IntN(3) {
+		if err := st.goOn(); err != nil {
+			return err
+		}
+	}
+	return st.compare()
+}
+
+// goOn makes a step, and does now and then what trainers do beside steps.
+func (st *station) goOn() error {
+	if st.finished < mostSteps {
 		if err := st.makeStep(st.finished + 1); err != nil {
 			return err
 		}
-		if st.chance(0.2) {
-			if err := st.reopen(st.ranks[st.random.IntN(len(st.ranks))]); err != nil {
-				return err
-			}
+	}
+	switch draw := st.random.Float64(); {
+	case draw < 0.2:
+		return st.reopen(st.ranks[st.random.IntN(len(st.ranks))])
+	case draw < 0.35:
+		return st.save()
+	case draw < 0.5 && st.saved >= 0:
+		return st.load()
+	}
+	return nil
+}
+
+// save makes a checkpoint of all ranks, perhaps while the next step is made.
+func (st *station) save() error {
+	st.does("saving")
+	step := st.finished
+	for _, t := range st.ranks {
+		if saving, err := t.Save(st.checkpoints, nil); err != nil || saving != step {
+			return cmp.Or(st.gone(err), wrong("step %d is being saved, of step %d", saving, step))
 		}
 	}
+	if st.chance(0.5) && step < mostSteps {
+		if err := st.makeStep(step + 1); err != nil {
+			return err
+		}
+	}
+	st.does("saving")
+	for _, t := range st.ranks {
+		if _, err := t.Saved(); err != nil {
+			return st.gone(err)
+		}
+	}
+	if err := st.ranks[0].Commit(st.checkpoints, step); err != nil {
+		return st.gone(err)
+	}
+	if err := st.gone(nil); err != nil {
+		return err
+	}
+	st.saved = max(st.saved, step)
+	return nil
+}
+
+// load loads the newest checkpoint into all ranks. Until they have confirmed that all have it, none goes on.
+func (st *station) load() error {
+	st.does("loading")
+	st.loading = true
+	several := len(st.ranks) > 1
+	var step int64
+	for _, t := range st.ranks {
+		loaded, err := t.Ask(protocol.Load, protocol.LoadBody{Directory: st.checkpoints, Several: several})
+		if err != nil {
+			return st.gone(err)
+		}
+		if err := st.gone(nil); err != nil {
+			return err
+		}
+		if step = loaded; step < st.saved {
+			return wrong("rank %d: step %d was loaded, and step %d was saved", t.rank, step, st.saved)
+		}
+	}
+	st.begun = step
+	for _, t := range st.ranks {
+		if several {
+			st.does("confirming a load")
+			if err := t.Do(protocol.SetStep, protocol.SetStepBody{Step: uint64(step)}.Encode()); err != nil {
+				return st.gone(err)
+			}
+		}
+		t.Welcome.Step = step
+	}
+	if err := st.gone(nil); err != nil {
+		return err
+	}
+	st.saved, st.finished, st.begun, st.loading = step, step, step, false
 	return st.compare()
 }
 
@@ -419,7 +527,10 @@ func (st *station) open(t *trainer) error {
 	if err := st.gone(nil); err != nil || s.Welcome.Initialized {
 		return err
 	}
-	if st.finished >= 0 && st.finished > 0 {
+	if st.loading {
+		return nil // some of it may be loaded: it is loaded again
+	}
+	if st.finished > 0 {
 		return wrong("rank %d: the service says that it has no state, and step %d was finished", t.rank, st.finished)
 	}
 	st.does("writing weights")
@@ -571,22 +682,24 @@ func (t *trainer) state() ([]byte, error) {
 	return state, nil
 }
 
-// document describes the shard of a rank: three parameters in two groups.
+// document describes the shard of a rank: three parameters in two groups, which no other rank has.
 func document(rank, world int) *protocol.Document {
+	named := func(name string) string { return fmt.Sprintf("rank%d.%s", rank, name) }
 	return &protocol.Document{
 		Schema:    protocol.OpenSchema,
 		Owner:     protocol.Owner{Job: "simulated", Rank: rank, World: world, LocalWorld: world, Part: "bf16"},
 		Optimizer: "adamw", State: "split", Moments: "fp32", Parameter: "bf16", Gradient: "bf16", Groups: 2,
 		Parameters: []protocol.Piece{
-			{Name: "embed", Shape: []int64{10, 10}, Count: 100},
-			{Name: "norm", Shape: []int64{33}, Group: 1, Count: 33},
-			{Name: "mlp", Shape: []int64{70}, First: 3, Count: 67},
+			{Name: named("embed"), Shape: []int64{10, 10}, Count: 100},
+			{Name: named("norm"), Shape: []int64{33}, Group: 1, Count: 33},
+			{Name: named("mlp"), Shape: []int64{67}, Count: 67},
 		},
 	}
 }
 
-// window is the memory of a tier for each rank: that of one lane.
-const window = 64 * ledger.KiB
+// window is the memory of a tier for each rank: that of one lane, so that chunks go to the disk one after the other,
+// and of a chunk that is kept.
+const window = 24 * ledger.KiB
 
 func groupsOf(step int64) []protocol.Hyperparameters {
 	rate := 1e-3 / float64(1+step%5)

@@ -257,5 +257,12 @@ var mustMeetService = []mustMeetRow{
 	{2000, "stepping", []kind{storeNumber}, ends},
 	{2000, "making the prepared step", []kind{storeNumber}, []faultKind{kill}},
 	{2000, "stepping", []kind{storeNumber}, []faultKind{flippedBit}},
+	{2000, "holding", []kind{storeNumber}, []faultKind{kill, flippedBit}},
+	{2000, "moving states", []kind{storeNumber}, []faultKind{kill, flippedBit}},
+	{20_000, "saving states", []kind{storeNumber}, []faultKind{kill, flippedBit}},
+	{20_000, "loading states", []kind{storeNumber}, []faultKind{kill}},
+	{20_000, "finishing a step of states", []kind{storeNumber}, []faultKind{kill}},
+	{20_000, "loading", []kind{storeNumber}, ends},
+	{20_000, "loading", []kind{writeFile}, ends},
 	{20_000, "going back", []kind{writeFile}, ends},
 }

@@ -64,6 +64,9 @@ type Plan struct {
 	Sizes func(chunk int) [Parts]int64
 	// Sections and Sums are how many numbers of either kind a commit keeps.
 	Sections, Sums int
+	// Kept says which chunks have their state in memory from one step to the next; nil: none. Any process may keep
+	// others: the files are the same.
+	Kept func(chunk int) bool
 }
 
 // ErrDamaged says that a file holds something else than what was written there.
@@ -163,6 +166,21 @@ func (s *Store) Verify(chunk int, part Part, p []byte) error {
 	return nil
 }
 
+// Recall verifies memory that should hold what the files have of a part. If it holds something else, the part is read
+// into it, and recalled is false.
+func (s *Store) Recall(chunk int, part Part, p []byte) (recalled bool, err error) {
+	entry := s.memory.Entries[entryNumber(chunk, part)].Load()
+	slot, ok := slotOf(entry)
+	switch {
+	case entry == nothing:
+		clear(p)
+		return true, nil
+	case ok && entryOf(slot, p) == entry:
+		return true, nil
+	}
+	return false, s.Read(chunk, part, p)
+}
+
 // Write writes a part into the slot that the last commit does not use.
 func (s *Store) Write(chunk int, part Part, p []byte) error {
 	s.touched.Store(true)
@@ -182,8 +200,9 @@ func (s *Store) Write(chunk int, part Part, p []byte) error {
 }
 
 // Move reads the parts of a chunk and writes them into the other slots, without their checksums: what a step moves, and
-// nothing else. Everything that was written must be committed: the state stays as it is.
-func (s *Store) Move(chunk int, parts [Parts][]byte) error {
+// nothing else. It does not read the state of a chunk that memory keeps. Everything that was written must be committed:
+// the state stays as it is.
+func (s *Store) Move(chunk int, parts [Parts][]byte, reads bool) error {
 	for part, p := range parts {
 		number := entryNumber(chunk, Part(part))
 		slot, _ := slotOf(s.committed[number])
@@ -192,7 +211,7 @@ func (s *Store) Move(chunk int, parts [Parts][]byte) error {
 				Part(part), chunk)
 		}
 		file, from := s.place(chunk, Part(part), slot)
-		if Part(part) == State {
+		if Part(part) == State && reads {
 			if err := readAll(file, p, from); err != nil {
 				return failed("reading", chunk, Part(part), file, from, p, err)
 			}
@@ -332,7 +351,9 @@ func (p *Plan) StepBytes() (reads, writes ledger.Bytes) {
 	writes = ledger.Bytes(areaCopies * p.AreaBytes())
 	for chunk := range p.Chunks {
 		sizes := p.Sizes(chunk)
-		reads += ledger.Bytes(sizes[State])
+		if p.Kept == nil || !p.Kept(chunk) {
+			reads += ledger.Bytes(sizes[State])
+		}
 		writes += ledger.Bytes(sizes[State] + sizes[Parameters])
 	}
 	return reads, writes
