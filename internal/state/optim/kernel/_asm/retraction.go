@@ -38,7 +38,7 @@ func (s instructionSet) beginRetraction(name string, state abi.State) (f foresig
 	TEXT(name, 4, "func(a *RetractionArguments)")
 	parts[name] = "retraction"
 	restore = flushDenormals()
-	f = foresight{instructionSet: s, table: argument("Table"), wide: argument("Wide"), numbers: argument("Numbers"),
+	f = foresight{instructionSet: s, table: argument("Table"), inverses: argument("Inverses"), numbers: argument("Numbers"),
 		moments: [2]stream{{argument("Moment1"), 4}, {argument("Moment2"), 4}}}
 	if state == abi.Split {
 		f.split = splitMaster{s, stream{argument("Parameter"), 2}, stream{argument("Low"), 2}}
@@ -69,7 +69,7 @@ func (s instructionSet) restoreMaster(state abi.State) {
 			m, v := f.vector(), f.vector()
 			VMOVUPS(f.moments[0].at(index, i*f.lanes), m)
 			VMOVUPS(f.moments[1].at(index, i*f.lanes), v)
-			hat := f.invert(p, abi.StepSize, abi.WideStepSize, f.direction(m, v))
+			hat := f.invert(p, abi.StepSize, f.direction(m, v), abi.HatOfMaster)
 			f.storeNumber(i, f.decode(i, hat, abi.HatOfMaster, place), abi.HatOfMaster, index)
 		}
 	})
@@ -93,10 +93,10 @@ func (s instructionSet) restoreMoments() {
 			m, v, squares := f.vector(), f.vector(), f.vector()
 			VMULPS(g[i], g[i], squares)
 			VMOVUPS(f.moments[0].at(index, i*f.lanes), m)
-			hat := f.invert(m, abi.OneMinusBeta1, abi.WideOneMinusBeta1, g[i])
+			hat := f.invert(m, abi.OneMinusBeta1, g[i], abi.HatOfFirst)
 			f.storeNumber(i, f.decode(i, hat, abi.HatOfFirst, place), abi.HatOfFirst, index)
 			VMOVUPS(f.moments[1].at(index, i*f.lanes), v)
-			hat = f.invert(v, abi.OneMinusBeta2, abi.WideOneMinusBeta2, squares)
+			hat = f.invert(v, abi.OneMinusBeta2, squares, abi.HatOfSecond)
 			f.storeNumber(i, f.decode(i, hat, abi.HatOfSecond, place), abi.HatOfSecond, index)
 		}
 	})
@@ -203,15 +203,16 @@ func bitOfLanes() Mem { return table("bitOfLanes", []uint32{1, 2, 4, 8, 16, 32, 
 // foresight is what the kernel works with.
 type foresight struct {
 	instructionSet
-	table, wide, planes, numbers reg.Register
-	split                        splitMaster
-	master                       stream
-	moments                      [2]stream
+	table, inverses, planes, numbers reg.Register
+	split                            splitMaster
+	master                           stream
+	moments                          [2]stream
 }
 
 func (f foresight) row(i int) Mem { return Mem{Base: f.table, Disp: 4 * abi.Group * i} }
 
-func (f foresight) wideRow(i int) Mem { return Mem{Base: f.wide, Disp: 8 * abi.WideLanes * i} }
+// inverse returns what the inverse of a number multiplies by.
+func (f foresight) inverse(of int) Mem { return Mem{Base: f.inverses, Disp: 4 * abi.Group * of} }
 
 func (f foresight) prefetch(kind int, gradient, ahead reg.Register) {
 	f.prefetchKind(kind, gradient, ahead)
@@ -250,24 +251,23 @@ func (f foresight) update(i int, p, g reg.VecVirtual, index, place reg.Register)
 	VMOVUPS(f.row(abi.Beta1), m)
 	VMULPS(was[0], m, m)
 	VFMADD231PS(f.row(abi.OneMinusBeta1), g, m)
-	f.note(i, m, abi.OneMinusBeta1, abi.WideOneMinusBeta1, g, was[0], abi.HatOfFirst, index, place)
+	f.note(i, m, abi.OneMinusBeta1, g, was[0], abi.HatOfFirst, index, place)
 	VMOVUPS(f.row(abi.Beta2), v)
 	VMULPS(was[1], v, v)
 	VFMADD231PS(f.row(abi.OneMinusBeta2), squares, v)
-	f.note(i, v, abi.OneMinusBeta2, abi.WideOneMinusBeta2, squares, was[1], abi.HatOfSecond, index, place)
+	f.note(i, v, abi.OneMinusBeta2, squares, was[1], abi.HatOfSecond, index, place)
 	u := f.direction(m, v)
 	VMOVAPS(p, after)
 	VFMADD231PS(f.row(abi.Decay), p, after)
 	VFMADD231PS(f.row(abi.StepSize), u, after)
-	f.note(i, after, abi.StepSize, abi.WideStepSize, u, p, abi.HatOfMaster, index, place)
+	f.note(i, after, abi.StepSize, u, p, abi.HatOfMaster, index, place)
 }
 
 // note stores what the inverse makes of numbers after an update, and the codes of the differences from what was there.
-// The inverse of a row of the wide table is the next row.
 func (f foresight) note(
-	i int, after reg.VecVirtual, row, wide int, added reg.VecVirtual, was Op, hatOf int, index, place reg.Register,
+	i int, after reg.VecVirtual, row int, added reg.VecVirtual, was Op, hatOf int, index, place reg.Register,
 ) {
-	hat := f.invert(after, row, wide, added)
+	hat := f.invert(after, row, added, hatOf)
 	f.storeNumber(i, hat, hatOf, index)
 	code := f.vector()
 	f.move(was, code)
@@ -290,42 +290,32 @@ func (f foresight) note(
 	}
 }
 
-// invert returns (after - row·added) · inverse, and 0 where after is row·added, or where the result is not finite.
-func (f foresight) invert(after reg.VecVirtual, row, wide int, added reg.VecVirtual) reg.VecVirtual {
-	numbers, addends := f.doubles(vectors{after}), f.doubles(vectors{added})
-	for half, x := range numbers {
-		VFNMADD231PD(f.wideRow(wide), addends[half], x)
-		VMULPD(f.wideRow(wide+1), x, x)
-	}
-	hat, product := f.vector(), f.vector()
-	if f.lanes == 16 {
-		upper := YMM()
-		VCVTPD2PS(numbers[0], hat.AsY())
-		VCVTPD2PS(numbers[1], upper)
-		VINSERTF64X4(U8(1), upper, hat, hat)
-	} else {
-		upper := XMM()
-		VCVTPD2PSY(numbers[0], hat.AsX())
-		VCVTPD2PSY(numbers[1], upper)
-		VINSERTF128(U8(1), upper, hat, hat)
-	}
+// invert returns after - row·added, divided by the factor of an update, and 0 where after is row·added, or where the
+// result is not finite.
+func (f foresight) invert(after reg.VecVirtual, row int, added reg.VecVirtual, hatOf int) reg.VecVirtual {
+	factor, rest, hat, product := f.vector(), f.vector(), f.vector(), f.vector()
+	f.move(f.row(row), factor)
+	VMULPS(factor, added, product)
+	VMOVAPS(after, rest)
+	VFNMADD231PS(factor, added, rest)
+	f.move(f.inverse(hatOf), hat)
+	VFMADD213PS(rest, rest, hat)
 	const equal = 0
-	VMULPS(f.row(row), added, product)
 	if f.lanes == 16 {
 		none := K()
 		VCMPPS(U8(equal), product, after, none)
 		VPXORD(hat, hat, none, hat)
 		f.move(integer(exponents), product)
-		VPANDD(product, hat, addends[0])
-		VPCMPEQD(product, addends[0], none)
+		VPANDD(product, hat, rest)
+		VPCMPEQD(product, rest, none)
 		VPXORD(hat, hat, none, hat)
 		return hat
 	}
 	VCMPPS(U8(equal), product, after, product)
 	VPANDN(hat, product, hat)
 	f.move(integer(exponents), product)
-	VPAND(product, hat, addends[0])
-	VPCMPEQD(product, addends[0], addends[0])
-	VPANDN(hat, addends[0], hat)
+	VPAND(product, hat, rest)
+	VPCMPEQD(product, rest, rest)
+	VPANDN(hat, rest, hat)
 	return hat
 }
