@@ -214,6 +214,24 @@ DATA pattern00000004<>+56(SB)/4, $0x00000004
 DATA pattern00000004<>+60(SB)/4, $0x00000004
 GLOBL pattern00000004<>(SB), RODATA|NOPTR, $64
 
+DATA pattern00880088<>+0(SB)/4, $0x00880088
+DATA pattern00880088<>+4(SB)/4, $0x00880088
+DATA pattern00880088<>+8(SB)/4, $0x00880088
+DATA pattern00880088<>+12(SB)/4, $0x00880088
+DATA pattern00880088<>+16(SB)/4, $0x00880088
+DATA pattern00880088<>+20(SB)/4, $0x00880088
+DATA pattern00880088<>+24(SB)/4, $0x00880088
+DATA pattern00880088<>+28(SB)/4, $0x00880088
+DATA pattern00880088<>+32(SB)/4, $0x00880088
+DATA pattern00880088<>+36(SB)/4, $0x00880088
+DATA pattern00880088<>+40(SB)/4, $0x00880088
+DATA pattern00880088<>+44(SB)/4, $0x00880088
+DATA pattern00880088<>+48(SB)/4, $0x00880088
+DATA pattern00880088<>+52(SB)/4, $0x00880088
+DATA pattern00880088<>+56(SB)/4, $0x00880088
+DATA pattern00880088<>+60(SB)/4, $0x00880088
+GLOBL pattern00880088<>(SB), RODATA|NOPTR, $64
+
 // func foreseeSplitAVX2(a *RetractionArguments)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
 TEXT ·foreseeSplitAVX2(SB), NOSPLIT, $8-8
@@ -275,13 +293,12 @@ next5183:
 	VMULPS         (AX), Y0, Y0
 	VFMADD231PS    64(AX), Y2, Y0
 	VMULPS         Y0, Y0, Y4
-	VMOVUPS        128(AX), Y5
-	VMULPS         (BX)(R10*4), Y5, Y5
+	VMOVUPS        (BX)(R10*4), Y6
+	VMULPS         128(AX), Y6, Y5
 	VFMADD231PS    192(AX), Y0, Y5
-	VMOVDQU        192(AX), Y6
-	VMULPS         Y6, Y0, Y8
+	VMULPS         192(AX), Y0, Y8
 	VMOVAPS        Y5, Y7
-	VFNMADD231PS   Y6, Y0, Y7
+	VFNMADD231PS   192(AX), Y0, Y7
 	VMOVDQU        64(CX), Y0
 	VFMADD213PS    Y7, Y7, Y0
 	VCMPPS         $0x00, Y8, Y5, Y8
@@ -291,26 +308,24 @@ next5183:
 	VPCMPEQD       Y8, Y7, Y7
 	VPANDN         Y0, Y7, Y0
 	VMOVDQU        Y0, 1024(DX)(R10*4)
-	VMOVDQU        (BX)(R10*4), Y6
-	VPSUBD         Y0, Y6, Y6
-	VPADDD         pattern00000003<>+0(SB), Y6, Y6
-	VPMINUD        pattern00000007<>+0(SB), Y6, Y6
-	VPSLLD         $0x1f, Y6, Y0
-	VMOVMSKPS      Y0, BP
+	VPSUBD         Y0, Y6, Y0
+	VPADDD         pattern00000003<>+0(SB), Y0, Y0
+	VPMINUD        pattern00000007<>+0(SB), Y0, Y0
+	VPSLLD         $0x1f, Y0, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, (R9)(R15*1)
-	VPSLLD         $0x1e, Y6, Y0
-	VMOVMSKPS      Y0, BP
+	VPSLLD         $0x1e, Y0, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, 32(R9)(R15*1)
-	VPSLLD         $0x1d, Y6, Y0
+	VPSLLD         $0x1d, Y0, Y0
 	VMOVMSKPS      Y0, BP
 	MOVB           BP, 64(R9)(R15*1)
-	VMOVUPS        256(AX), Y0
-	VMULPS         (SI)(R10*4), Y0, Y0
+	VMOVUPS        (SI)(R10*4), Y6
+	VMULPS         256(AX), Y6, Y0
 	VFMADD231PS    320(AX), Y4, Y0
-	VMOVDQU        320(AX), Y6
-	VMULPS         Y6, Y4, Y8
+	VMULPS         320(AX), Y4, Y8
 	VMOVAPS        Y0, Y7
-	VFNMADD231PS   Y6, Y4, Y7
+	VFNMADD231PS   320(AX), Y4, Y7
 	VMOVDQU        128(CX), Y4
 	VFMADD213PS    Y7, Y7, Y4
 	VCMPPS         $0x00, Y8, Y0, Y8
@@ -320,14 +335,13 @@ next5183:
 	VPCMPEQD       Y8, Y7, Y7
 	VPANDN         Y4, Y7, Y4
 	VMOVDQU        Y4, 2048(DX)(R10*4)
-	VMOVDQU        (SI)(R10*4), Y6
-	VPSUBD         Y4, Y6, Y6
-	VPADDD         pattern00000001<>+0(SB), Y6, Y6
-	VPMINUD        pattern00000003<>+0(SB), Y6, Y6
-	VPSLLD         $0x1f, Y6, Y4
-	VMOVMSKPS      Y4, BP
+	VPSUBD         Y4, Y6, Y4
+	VPADDD         pattern00000001<>+0(SB), Y4, Y4
+	VPMINUD        pattern00000003<>+0(SB), Y4, Y4
+	VPSLLD         $0x1f, Y4, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, 96(R9)(R15*1)
-	VPSLLD         $0x1e, Y6, Y4
+	VPSLLD         $0x1e, Y4, Y4
 	VMOVMSKPS      Y4, BP
 	MOVB           BP, 128(R9)(R15*1)
 	VSQRTPS        Y0, Y0
@@ -337,39 +351,36 @@ next5183:
 	VMOVAPS        Y2, Y4
 	VFMADD231PS    512(AX), Y2, Y4
 	VFMADD231PS    576(AX), Y0, Y4
-	VMOVDQU        576(AX), Y5
-	VMULPS         Y5, Y0, Y7
-	VMOVAPS        Y4, Y6
-	VFNMADD231PS   Y5, Y0, Y6
+	VMULPS         576(AX), Y0, Y6
+	VMOVAPS        Y4, Y5
+	VFNMADD231PS   576(AX), Y0, Y5
 	VMOVDQU        (CX), Y0
-	VFMADD213PS    Y6, Y6, Y0
-	VCMPPS         $0x00, Y7, Y4, Y7
-	VPANDN         Y0, Y7, Y0
-	VMOVDQU        pattern7f800000<>+0(SB), Y7
-	VPAND          Y7, Y0, Y6
-	VPCMPEQD       Y7, Y6, Y6
+	VFMADD213PS    Y5, Y5, Y0
+	VCMPPS         $0x00, Y6, Y4, Y6
 	VPANDN         Y0, Y6, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y0, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y0, Y5, Y0
 	VMOVDQU        Y0, (DX)(R10*4)
-	VMOVDQU        Y2, Y2
-	VPSUBD         Y0, Y2, Y2
-	VPADDD         pattern00000001<>+0(SB), Y2, Y2
-	VPMINUD        pattern00000003<>+0(SB), Y2, Y2
-	VPSLLD         $0x1f, Y2, Y0
-	VMOVMSKPS      Y0, BP
+	VPSUBD         Y0, Y2, Y0
+	VPADDD         pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD         $0x1f, Y0, Y2
+	VMOVMSKPS      Y2, BP
 	MOVB           BP, 160(R9)(R15*1)
-	VPSLLD         $0x1e, Y2, Y0
+	VPSLLD         $0x1e, Y0, Y0
 	VMOVMSKPS      Y0, BP
 	MOVB           BP, 192(R9)(R15*1)
 	VMULPS         (AX), Y1, Y1
 	VFMADD231PS    64(AX), Y3, Y1
 	VMULPS         Y1, Y1, Y0
-	VMOVUPS        128(AX), Y2
-	VMULPS         32(BX)(R10*4), Y2, Y2
+	VMOVUPS        32(BX)(R10*4), Y4
+	VMULPS         128(AX), Y4, Y2
 	VFMADD231PS    192(AX), Y1, Y2
-	VMOVDQU        192(AX), Y4
-	VMULPS         Y4, Y1, Y6
+	VMULPS         192(AX), Y1, Y6
 	VMOVAPS        Y2, Y5
-	VFNMADD231PS   Y4, Y1, Y5
+	VFNMADD231PS   192(AX), Y1, Y5
 	VMOVDQU        64(CX), Y1
 	VFMADD213PS    Y5, Y5, Y1
 	VCMPPS         $0x00, Y6, Y2, Y6
@@ -379,26 +390,24 @@ next5183:
 	VPCMPEQD       Y6, Y5, Y5
 	VPANDN         Y1, Y5, Y1
 	VMOVDQU        Y1, 1056(DX)(R10*4)
-	VMOVDQU        32(BX)(R10*4), Y4
-	VPSUBD         Y1, Y4, Y4
-	VPADDD         pattern00000003<>+0(SB), Y4, Y4
-	VPMINUD        pattern00000007<>+0(SB), Y4, Y4
-	VPSLLD         $0x1f, Y4, Y1
-	VMOVMSKPS      Y1, BP
+	VPSUBD         Y1, Y4, Y1
+	VPADDD         pattern00000003<>+0(SB), Y1, Y1
+	VPMINUD        pattern00000007<>+0(SB), Y1, Y1
+	VPSLLD         $0x1f, Y1, Y4
+	VMOVMSKPS      Y4, BP
 	MOVB           BP, 1(R9)(R15*1)
-	VPSLLD         $0x1e, Y4, Y1
-	VMOVMSKPS      Y1, BP
+	VPSLLD         $0x1e, Y1, Y4
+	VMOVMSKPS      Y4, BP
 	MOVB           BP, 33(R9)(R15*1)
-	VPSLLD         $0x1d, Y4, Y1
+	VPSLLD         $0x1d, Y1, Y1
 	VMOVMSKPS      Y1, BP
 	MOVB           BP, 65(R9)(R15*1)
-	VMOVUPS        256(AX), Y1
-	VMULPS         32(SI)(R10*4), Y1, Y1
+	VMOVUPS        32(SI)(R10*4), Y4
+	VMULPS         256(AX), Y4, Y1
 	VFMADD231PS    320(AX), Y0, Y1
-	VMOVDQU        320(AX), Y4
-	VMULPS         Y4, Y0, Y6
+	VMULPS         320(AX), Y0, Y6
 	VMOVAPS        Y1, Y5
-	VFNMADD231PS   Y4, Y0, Y5
+	VFNMADD231PS   320(AX), Y0, Y5
 	VMOVDQU        128(CX), Y0
 	VFMADD213PS    Y5, Y5, Y0
 	VCMPPS         $0x00, Y6, Y1, Y6
@@ -408,14 +417,13 @@ next5183:
 	VPCMPEQD       Y6, Y5, Y5
 	VPANDN         Y0, Y5, Y0
 	VMOVDQU        Y0, 2080(DX)(R10*4)
-	VMOVDQU        32(SI)(R10*4), Y4
-	VPSUBD         Y0, Y4, Y4
-	VPADDD         pattern00000001<>+0(SB), Y4, Y4
-	VPMINUD        pattern00000003<>+0(SB), Y4, Y4
-	VPSLLD         $0x1f, Y4, Y0
-	VMOVMSKPS      Y0, BP
+	VPSUBD         Y0, Y4, Y0
+	VPADDD         pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD         $0x1f, Y0, Y4
+	VMOVMSKPS      Y4, BP
 	MOVB           BP, 97(R9)(R15*1)
-	VPSLLD         $0x1e, Y4, Y0
+	VPSLLD         $0x1e, Y0, Y0
 	VMOVMSKPS      Y0, BP
 	MOVB           BP, 129(R9)(R15*1)
 	VSQRTPS        Y1, Y0
@@ -425,27 +433,25 @@ next5183:
 	VMOVAPS        Y3, Y1
 	VFMADD231PS    512(AX), Y3, Y1
 	VFMADD231PS    576(AX), Y0, Y1
-	VMOVDQU        576(AX), Y2
-	VMULPS         Y2, Y0, Y5
-	VMOVAPS        Y1, Y4
-	VFNMADD231PS   Y2, Y0, Y4
+	VMULPS         576(AX), Y0, Y4
+	VMOVAPS        Y1, Y2
+	VFNMADD231PS   576(AX), Y0, Y2
 	VMOVDQU        (CX), Y0
-	VFMADD213PS    Y4, Y4, Y0
-	VCMPPS         $0x00, Y5, Y1, Y5
-	VPANDN         Y0, Y5, Y0
-	VMOVDQU        pattern7f800000<>+0(SB), Y5
-	VPAND          Y5, Y0, Y4
-	VPCMPEQD       Y5, Y4, Y4
+	VFMADD213PS    Y2, Y2, Y0
+	VCMPPS         $0x00, Y4, Y1, Y4
 	VPANDN         Y0, Y4, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y4
+	VPAND          Y4, Y0, Y2
+	VPCMPEQD       Y4, Y2, Y2
+	VPANDN         Y0, Y2, Y0
 	VMOVDQU        Y0, 32(DX)(R10*4)
-	VMOVDQU        Y3, Y1
-	VPSUBD         Y0, Y1, Y1
-	VPADDD         pattern00000001<>+0(SB), Y1, Y1
-	VPMINUD        pattern00000003<>+0(SB), Y1, Y1
-	VPSLLD         $0x1f, Y1, Y0
-	VMOVMSKPS      Y0, BP
+	VPSUBD         Y0, Y3, Y0
+	VPADDD         pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD         $0x1f, Y0, Y1
+	VMOVMSKPS      Y1, BP
 	MOVB           BP, 161(R9)(R15*1)
-	VPSLLD         $0x1e, Y1, Y0
+	VPSLLD         $0x1e, Y0, Y0
 	VMOVMSKPS      Y0, BP
 	MOVB           BP, 193(R9)(R15*1)
 	ADDQ           $0x00000010, R10
@@ -487,13 +493,12 @@ next5185:
 	VMULPS         (AX), Y0, Y0
 	VFMADD231PS    64(AX), Y2, Y0
 	VMULPS         Y0, Y0, Y4
-	VMOVUPS        128(AX), Y5
-	VMULPS         (BX)(R10*4), Y5, Y5
+	VMOVUPS        (BX)(R10*4), Y6
+	VMULPS         128(AX), Y6, Y5
 	VFMADD231PS    192(AX), Y0, Y5
-	VMOVDQU        192(AX), Y6
-	VMULPS         Y6, Y0, Y8
+	VMULPS         192(AX), Y0, Y8
 	VMOVAPS        Y5, Y7
-	VFNMADD231PS   Y6, Y0, Y7
+	VFNMADD231PS   192(AX), Y0, Y7
 	VMOVDQU        64(CX), Y0
 	VFMADD213PS    Y7, Y7, Y0
 	VCMPPS         $0x00, Y8, Y5, Y8
@@ -503,26 +508,24 @@ next5185:
 	VPCMPEQD       Y8, Y7, Y7
 	VPANDN         Y0, Y7, Y0
 	VMOVDQU        Y0, 1024(DX)(R10*4)
-	VMOVDQU        (BX)(R10*4), Y6
-	VPSUBD         Y0, Y6, Y6
-	VPADDD         pattern00000003<>+0(SB), Y6, Y6
-	VPMINUD        pattern00000007<>+0(SB), Y6, Y6
-	VPSLLD         $0x1f, Y6, Y0
-	VMOVMSKPS      Y0, BP
+	VPSUBD         Y0, Y6, Y0
+	VPADDD         pattern00000003<>+0(SB), Y0, Y0
+	VPMINUD        pattern00000007<>+0(SB), Y0, Y0
+	VPSLLD         $0x1f, Y0, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, (R9)(R15*1)
-	VPSLLD         $0x1e, Y6, Y0
-	VMOVMSKPS      Y0, BP
+	VPSLLD         $0x1e, Y0, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, 32(R9)(R15*1)
-	VPSLLD         $0x1d, Y6, Y0
+	VPSLLD         $0x1d, Y0, Y0
 	VMOVMSKPS      Y0, BP
 	MOVB           BP, 64(R9)(R15*1)
-	VMOVUPS        256(AX), Y0
-	VMULPS         (SI)(R10*4), Y0, Y0
+	VMOVUPS        (SI)(R10*4), Y6
+	VMULPS         256(AX), Y6, Y0
 	VFMADD231PS    320(AX), Y4, Y0
-	VMOVDQU        320(AX), Y6
-	VMULPS         Y6, Y4, Y8
+	VMULPS         320(AX), Y4, Y8
 	VMOVAPS        Y0, Y7
-	VFNMADD231PS   Y6, Y4, Y7
+	VFNMADD231PS   320(AX), Y4, Y7
 	VMOVDQU        128(CX), Y4
 	VFMADD213PS    Y7, Y7, Y4
 	VCMPPS         $0x00, Y8, Y0, Y8
@@ -532,14 +535,13 @@ next5185:
 	VPCMPEQD       Y8, Y7, Y7
 	VPANDN         Y4, Y7, Y4
 	VMOVDQU        Y4, 2048(DX)(R10*4)
-	VMOVDQU        (SI)(R10*4), Y6
-	VPSUBD         Y4, Y6, Y6
-	VPADDD         pattern00000001<>+0(SB), Y6, Y6
-	VPMINUD        pattern00000003<>+0(SB), Y6, Y6
-	VPSLLD         $0x1f, Y6, Y4
-	VMOVMSKPS      Y4, BP
+	VPSUBD         Y4, Y6, Y4
+	VPADDD         pattern00000001<>+0(SB), Y4, Y4
+	VPMINUD        pattern00000003<>+0(SB), Y4, Y4
+	VPSLLD         $0x1f, Y4, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, 96(R9)(R15*1)
-	VPSLLD         $0x1e, Y6, Y4
+	VPSLLD         $0x1e, Y4, Y4
 	VMOVMSKPS      Y4, BP
 	MOVB           BP, 128(R9)(R15*1)
 	VSQRTPS        Y0, Y0
@@ -549,39 +551,36 @@ next5185:
 	VMOVAPS        Y2, Y4
 	VFMADD231PS    512(AX), Y2, Y4
 	VFMADD231PS    576(AX), Y0, Y4
-	VMOVDQU        576(AX), Y5
-	VMULPS         Y5, Y0, Y7
-	VMOVAPS        Y4, Y6
-	VFNMADD231PS   Y5, Y0, Y6
+	VMULPS         576(AX), Y0, Y6
+	VMOVAPS        Y4, Y5
+	VFNMADD231PS   576(AX), Y0, Y5
 	VMOVDQU        (CX), Y0
-	VFMADD213PS    Y6, Y6, Y0
-	VCMPPS         $0x00, Y7, Y4, Y7
-	VPANDN         Y0, Y7, Y0
-	VMOVDQU        pattern7f800000<>+0(SB), Y7
-	VPAND          Y7, Y0, Y6
-	VPCMPEQD       Y7, Y6, Y6
+	VFMADD213PS    Y5, Y5, Y0
+	VCMPPS         $0x00, Y6, Y4, Y6
 	VPANDN         Y0, Y6, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y0, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y0, Y5, Y0
 	VMOVDQU        Y0, (DX)(R10*4)
-	VMOVDQU        Y2, Y2
-	VPSUBD         Y0, Y2, Y2
-	VPADDD         pattern00000001<>+0(SB), Y2, Y2
-	VPMINUD        pattern00000003<>+0(SB), Y2, Y2
-	VPSLLD         $0x1f, Y2, Y0
-	VMOVMSKPS      Y0, BP
+	VPSUBD         Y0, Y2, Y0
+	VPADDD         pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD         $0x1f, Y0, Y2
+	VMOVMSKPS      Y2, BP
 	MOVB           BP, 160(R9)(R15*1)
-	VPSLLD         $0x1e, Y2, Y0
+	VPSLLD         $0x1e, Y0, Y0
 	VMOVMSKPS      Y0, BP
 	MOVB           BP, 192(R9)(R15*1)
 	VMULPS         (AX), Y1, Y1
 	VFMADD231PS    64(AX), Y3, Y1
 	VMULPS         Y1, Y1, Y0
-	VMOVUPS        128(AX), Y2
-	VMULPS         32(BX)(R10*4), Y2, Y2
+	VMOVUPS        32(BX)(R10*4), Y4
+	VMULPS         128(AX), Y4, Y2
 	VFMADD231PS    192(AX), Y1, Y2
-	VMOVDQU        192(AX), Y4
-	VMULPS         Y4, Y1, Y6
+	VMULPS         192(AX), Y1, Y6
 	VMOVAPS        Y2, Y5
-	VFNMADD231PS   Y4, Y1, Y5
+	VFNMADD231PS   192(AX), Y1, Y5
 	VMOVDQU        64(CX), Y1
 	VFMADD213PS    Y5, Y5, Y1
 	VCMPPS         $0x00, Y6, Y2, Y6
@@ -591,26 +590,24 @@ next5185:
 	VPCMPEQD       Y6, Y5, Y5
 	VPANDN         Y1, Y5, Y1
 	VMOVDQU        Y1, 1056(DX)(R10*4)
-	VMOVDQU        32(BX)(R10*4), Y4
-	VPSUBD         Y1, Y4, Y4
-	VPADDD         pattern00000003<>+0(SB), Y4, Y4
-	VPMINUD        pattern00000007<>+0(SB), Y4, Y4
-	VPSLLD         $0x1f, Y4, Y1
-	VMOVMSKPS      Y1, BP
+	VPSUBD         Y1, Y4, Y1
+	VPADDD         pattern00000003<>+0(SB), Y1, Y1
+	VPMINUD        pattern00000007<>+0(SB), Y1, Y1
+	VPSLLD         $0x1f, Y1, Y4
+	VMOVMSKPS      Y4, BP
 	MOVB           BP, 1(R9)(R15*1)
-	VPSLLD         $0x1e, Y4, Y1
-	VMOVMSKPS      Y1, BP
+	VPSLLD         $0x1e, Y1, Y4
+	VMOVMSKPS      Y4, BP
 	MOVB           BP, 33(R9)(R15*1)
-	VPSLLD         $0x1d, Y4, Y1
+	VPSLLD         $0x1d, Y1, Y1
 	VMOVMSKPS      Y1, BP
 	MOVB           BP, 65(R9)(R15*1)
-	VMOVUPS        256(AX), Y1
-	VMULPS         32(SI)(R10*4), Y1, Y1
+	VMOVUPS        32(SI)(R10*4), Y4
+	VMULPS         256(AX), Y4, Y1
 	VFMADD231PS    320(AX), Y0, Y1
-	VMOVDQU        320(AX), Y4
-	VMULPS         Y4, Y0, Y6
+	VMULPS         320(AX), Y0, Y6
 	VMOVAPS        Y1, Y5
-	VFNMADD231PS   Y4, Y0, Y5
+	VFNMADD231PS   320(AX), Y0, Y5
 	VMOVDQU        128(CX), Y0
 	VFMADD213PS    Y5, Y5, Y0
 	VCMPPS         $0x00, Y6, Y1, Y6
@@ -620,14 +617,13 @@ next5185:
 	VPCMPEQD       Y6, Y5, Y5
 	VPANDN         Y0, Y5, Y0
 	VMOVDQU        Y0, 2080(DX)(R10*4)
-	VMOVDQU        32(SI)(R10*4), Y4
-	VPSUBD         Y0, Y4, Y4
-	VPADDD         pattern00000001<>+0(SB), Y4, Y4
-	VPMINUD        pattern00000003<>+0(SB), Y4, Y4
-	VPSLLD         $0x1f, Y4, Y0
-	VMOVMSKPS      Y0, BP
+	VPSUBD         Y0, Y4, Y0
+	VPADDD         pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD         $0x1f, Y0, Y4
+	VMOVMSKPS      Y4, BP
 	MOVB           BP, 97(R9)(R15*1)
-	VPSLLD         $0x1e, Y4, Y0
+	VPSLLD         $0x1e, Y0, Y0
 	VMOVMSKPS      Y0, BP
 	MOVB           BP, 129(R9)(R15*1)
 	VSQRTPS        Y1, Y0
@@ -637,27 +633,25 @@ next5185:
 	VMOVAPS        Y3, Y1
 	VFMADD231PS    512(AX), Y3, Y1
 	VFMADD231PS    576(AX), Y0, Y1
-	VMOVDQU        576(AX), Y2
-	VMULPS         Y2, Y0, Y5
-	VMOVAPS        Y1, Y4
-	VFNMADD231PS   Y2, Y0, Y4
+	VMULPS         576(AX), Y0, Y4
+	VMOVAPS        Y1, Y2
+	VFNMADD231PS   576(AX), Y0, Y2
 	VMOVDQU        (CX), Y0
-	VFMADD213PS    Y4, Y4, Y0
-	VCMPPS         $0x00, Y5, Y1, Y5
-	VPANDN         Y0, Y5, Y0
-	VMOVDQU        pattern7f800000<>+0(SB), Y5
-	VPAND          Y5, Y0, Y4
-	VPCMPEQD       Y5, Y4, Y4
+	VFMADD213PS    Y2, Y2, Y0
+	VCMPPS         $0x00, Y4, Y1, Y4
 	VPANDN         Y0, Y4, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y4
+	VPAND          Y4, Y0, Y2
+	VPCMPEQD       Y4, Y2, Y2
+	VPANDN         Y0, Y2, Y0
 	VMOVDQU        Y0, 32(DX)(R10*4)
-	VMOVDQU        Y3, Y1
-	VPSUBD         Y0, Y1, Y1
-	VPADDD         pattern00000001<>+0(SB), Y1, Y1
-	VPMINUD        pattern00000003<>+0(SB), Y1, Y1
-	VPSLLD         $0x1f, Y1, Y0
-	VMOVMSKPS      Y0, BP
+	VPSUBD         Y0, Y3, Y0
+	VPADDD         pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD         $0x1f, Y0, Y1
+	VMOVMSKPS      Y1, BP
 	MOVB           BP, 161(R9)(R15*1)
-	VPSLLD         $0x1e, Y1, Y0
+	VPSLLD         $0x1e, Y0, Y0
 	VMOVMSKPS      Y0, BP
 	MOVB           BP, 193(R9)(R15*1)
 	ADDQ           $0x00000010, R10
@@ -699,13 +693,12 @@ next5187:
 	VMULPS         (AX), Y0, Y0
 	VFMADD231PS    64(AX), Y2, Y0
 	VMULPS         Y0, Y0, Y4
-	VMOVUPS        128(AX), Y5
-	VMULPS         (BX)(R10*4), Y5, Y5
+	VMOVUPS        (BX)(R10*4), Y6
+	VMULPS         128(AX), Y6, Y5
 	VFMADD231PS    192(AX), Y0, Y5
-	VMOVDQU        192(AX), Y6
-	VMULPS         Y6, Y0, Y8
+	VMULPS         192(AX), Y0, Y8
 	VMOVAPS        Y5, Y7
-	VFNMADD231PS   Y6, Y0, Y7
+	VFNMADD231PS   192(AX), Y0, Y7
 	VMOVDQU        64(CX), Y0
 	VFMADD213PS    Y7, Y7, Y0
 	VCMPPS         $0x00, Y8, Y5, Y8
@@ -715,26 +708,24 @@ next5187:
 	VPCMPEQD       Y8, Y7, Y7
 	VPANDN         Y0, Y7, Y0
 	VMOVDQU        Y0, 1024(DX)(R10*4)
-	VMOVDQU        (BX)(R10*4), Y6
-	VPSUBD         Y0, Y6, Y6
-	VPADDD         pattern00000003<>+0(SB), Y6, Y6
-	VPMINUD        pattern00000007<>+0(SB), Y6, Y6
-	VPSLLD         $0x1f, Y6, Y0
-	VMOVMSKPS      Y0, BP
+	VPSUBD         Y0, Y6, Y0
+	VPADDD         pattern00000003<>+0(SB), Y0, Y0
+	VPMINUD        pattern00000007<>+0(SB), Y0, Y0
+	VPSLLD         $0x1f, Y0, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, (R9)(R15*1)
-	VPSLLD         $0x1e, Y6, Y0
-	VMOVMSKPS      Y0, BP
+	VPSLLD         $0x1e, Y0, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, 32(R9)(R15*1)
-	VPSLLD         $0x1d, Y6, Y0
+	VPSLLD         $0x1d, Y0, Y0
 	VMOVMSKPS      Y0, BP
 	MOVB           BP, 64(R9)(R15*1)
-	VMOVUPS        256(AX), Y0
-	VMULPS         (SI)(R10*4), Y0, Y0
+	VMOVUPS        (SI)(R10*4), Y6
+	VMULPS         256(AX), Y6, Y0
 	VFMADD231PS    320(AX), Y4, Y0
-	VMOVDQU        320(AX), Y6
-	VMULPS         Y6, Y4, Y8
+	VMULPS         320(AX), Y4, Y8
 	VMOVAPS        Y0, Y7
-	VFNMADD231PS   Y6, Y4, Y7
+	VFNMADD231PS   320(AX), Y4, Y7
 	VMOVDQU        128(CX), Y4
 	VFMADD213PS    Y7, Y7, Y4
 	VCMPPS         $0x00, Y8, Y0, Y8
@@ -744,14 +735,13 @@ next5187:
 	VPCMPEQD       Y8, Y7, Y7
 	VPANDN         Y4, Y7, Y4
 	VMOVDQU        Y4, 2048(DX)(R10*4)
-	VMOVDQU        (SI)(R10*4), Y6
-	VPSUBD         Y4, Y6, Y6
-	VPADDD         pattern00000001<>+0(SB), Y6, Y6
-	VPMINUD        pattern00000003<>+0(SB), Y6, Y6
-	VPSLLD         $0x1f, Y6, Y4
-	VMOVMSKPS      Y4, BP
+	VPSUBD         Y4, Y6, Y4
+	VPADDD         pattern00000001<>+0(SB), Y4, Y4
+	VPMINUD        pattern00000003<>+0(SB), Y4, Y4
+	VPSLLD         $0x1f, Y4, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, 96(R9)(R15*1)
-	VPSLLD         $0x1e, Y6, Y4
+	VPSLLD         $0x1e, Y4, Y4
 	VMOVMSKPS      Y4, BP
 	MOVB           BP, 128(R9)(R15*1)
 	VSQRTPS        Y0, Y0
@@ -761,39 +751,36 @@ next5187:
 	VMOVAPS        Y2, Y4
 	VFMADD231PS    512(AX), Y2, Y4
 	VFMADD231PS    576(AX), Y0, Y4
-	VMOVDQU        576(AX), Y5
-	VMULPS         Y5, Y0, Y7
-	VMOVAPS        Y4, Y6
-	VFNMADD231PS   Y5, Y0, Y6
+	VMULPS         576(AX), Y0, Y6
+	VMOVAPS        Y4, Y5
+	VFNMADD231PS   576(AX), Y0, Y5
 	VMOVDQU        (CX), Y0
-	VFMADD213PS    Y6, Y6, Y0
-	VCMPPS         $0x00, Y7, Y4, Y7
-	VPANDN         Y0, Y7, Y0
-	VMOVDQU        pattern7f800000<>+0(SB), Y7
-	VPAND          Y7, Y0, Y6
-	VPCMPEQD       Y7, Y6, Y6
+	VFMADD213PS    Y5, Y5, Y0
+	VCMPPS         $0x00, Y6, Y4, Y6
 	VPANDN         Y0, Y6, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y0, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y0, Y5, Y0
 	VMOVDQU        Y0, (DX)(R10*4)
-	VMOVDQU        Y2, Y2
-	VPSUBD         Y0, Y2, Y2
-	VPADDD         pattern00000001<>+0(SB), Y2, Y2
-	VPMINUD        pattern00000003<>+0(SB), Y2, Y2
-	VPSLLD         $0x1f, Y2, Y0
-	VMOVMSKPS      Y0, BP
+	VPSUBD         Y0, Y2, Y0
+	VPADDD         pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD         $0x1f, Y0, Y2
+	VMOVMSKPS      Y2, BP
 	MOVB           BP, 160(R9)(R15*1)
-	VPSLLD         $0x1e, Y2, Y0
+	VPSLLD         $0x1e, Y0, Y0
 	VMOVMSKPS      Y0, BP
 	MOVB           BP, 192(R9)(R15*1)
 	VMULPS         (AX), Y1, Y1
 	VFMADD231PS    64(AX), Y3, Y1
 	VMULPS         Y1, Y1, Y0
-	VMOVUPS        128(AX), Y2
-	VMULPS         32(BX)(R10*4), Y2, Y2
+	VMOVUPS        32(BX)(R10*4), Y4
+	VMULPS         128(AX), Y4, Y2
 	VFMADD231PS    192(AX), Y1, Y2
-	VMOVDQU        192(AX), Y4
-	VMULPS         Y4, Y1, Y6
+	VMULPS         192(AX), Y1, Y6
 	VMOVAPS        Y2, Y5
-	VFNMADD231PS   Y4, Y1, Y5
+	VFNMADD231PS   192(AX), Y1, Y5
 	VMOVDQU        64(CX), Y1
 	VFMADD213PS    Y5, Y5, Y1
 	VCMPPS         $0x00, Y6, Y2, Y6
@@ -803,26 +790,24 @@ next5187:
 	VPCMPEQD       Y6, Y5, Y5
 	VPANDN         Y1, Y5, Y1
 	VMOVDQU        Y1, 1056(DX)(R10*4)
-	VMOVDQU        32(BX)(R10*4), Y4
-	VPSUBD         Y1, Y4, Y4
-	VPADDD         pattern00000003<>+0(SB), Y4, Y4
-	VPMINUD        pattern00000007<>+0(SB), Y4, Y4
-	VPSLLD         $0x1f, Y4, Y1
-	VMOVMSKPS      Y1, BP
+	VPSUBD         Y1, Y4, Y1
+	VPADDD         pattern00000003<>+0(SB), Y1, Y1
+	VPMINUD        pattern00000007<>+0(SB), Y1, Y1
+	VPSLLD         $0x1f, Y1, Y4
+	VMOVMSKPS      Y4, BP
 	MOVB           BP, 1(R9)(R15*1)
-	VPSLLD         $0x1e, Y4, Y1
-	VMOVMSKPS      Y1, BP
+	VPSLLD         $0x1e, Y1, Y4
+	VMOVMSKPS      Y4, BP
 	MOVB           BP, 33(R9)(R15*1)
-	VPSLLD         $0x1d, Y4, Y1
+	VPSLLD         $0x1d, Y1, Y1
 	VMOVMSKPS      Y1, BP
 	MOVB           BP, 65(R9)(R15*1)
-	VMOVUPS        256(AX), Y1
-	VMULPS         32(SI)(R10*4), Y1, Y1
+	VMOVUPS        32(SI)(R10*4), Y4
+	VMULPS         256(AX), Y4, Y1
 	VFMADD231PS    320(AX), Y0, Y1
-	VMOVDQU        320(AX), Y4
-	VMULPS         Y4, Y0, Y6
+	VMULPS         320(AX), Y0, Y6
 	VMOVAPS        Y1, Y5
-	VFNMADD231PS   Y4, Y0, Y5
+	VFNMADD231PS   320(AX), Y0, Y5
 	VMOVDQU        128(CX), Y0
 	VFMADD213PS    Y5, Y5, Y0
 	VCMPPS         $0x00, Y6, Y1, Y6
@@ -832,14 +817,13 @@ next5187:
 	VPCMPEQD       Y6, Y5, Y5
 	VPANDN         Y0, Y5, Y0
 	VMOVDQU        Y0, 2080(DX)(R10*4)
-	VMOVDQU        32(SI)(R10*4), Y4
-	VPSUBD         Y0, Y4, Y4
-	VPADDD         pattern00000001<>+0(SB), Y4, Y4
-	VPMINUD        pattern00000003<>+0(SB), Y4, Y4
-	VPSLLD         $0x1f, Y4, Y0
-	VMOVMSKPS      Y0, BP
+	VPSUBD         Y0, Y4, Y0
+	VPADDD         pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD         $0x1f, Y0, Y4
+	VMOVMSKPS      Y4, BP
 	MOVB           BP, 97(R9)(R15*1)
-	VPSLLD         $0x1e, Y4, Y0
+	VPSLLD         $0x1e, Y0, Y0
 	VMOVMSKPS      Y0, BP
 	MOVB           BP, 129(R9)(R15*1)
 	VSQRTPS        Y1, Y0
@@ -849,27 +833,25 @@ next5187:
 	VMOVAPS        Y3, Y1
 	VFMADD231PS    512(AX), Y3, Y1
 	VFMADD231PS    576(AX), Y0, Y1
-	VMOVDQU        576(AX), Y2
-	VMULPS         Y2, Y0, Y5
-	VMOVAPS        Y1, Y4
-	VFNMADD231PS   Y2, Y0, Y4
+	VMULPS         576(AX), Y0, Y4
+	VMOVAPS        Y1, Y2
+	VFNMADD231PS   576(AX), Y0, Y2
 	VMOVDQU        (CX), Y0
-	VFMADD213PS    Y4, Y4, Y0
-	VCMPPS         $0x00, Y5, Y1, Y5
-	VPANDN         Y0, Y5, Y0
-	VMOVDQU        pattern7f800000<>+0(SB), Y5
-	VPAND          Y5, Y0, Y4
-	VPCMPEQD       Y5, Y4, Y4
+	VFMADD213PS    Y2, Y2, Y0
+	VCMPPS         $0x00, Y4, Y1, Y4
 	VPANDN         Y0, Y4, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y4
+	VPAND          Y4, Y0, Y2
+	VPCMPEQD       Y4, Y2, Y2
+	VPANDN         Y0, Y2, Y0
 	VMOVDQU        Y0, 32(DX)(R10*4)
-	VMOVDQU        Y3, Y1
-	VPSUBD         Y0, Y1, Y1
-	VPADDD         pattern00000001<>+0(SB), Y1, Y1
-	VPMINUD        pattern00000003<>+0(SB), Y1, Y1
-	VPSLLD         $0x1f, Y1, Y0
-	VMOVMSKPS      Y0, BP
+	VPSUBD         Y0, Y3, Y0
+	VPADDD         pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD         $0x1f, Y0, Y1
+	VMOVMSKPS      Y1, BP
 	MOVB           BP, 161(R9)(R15*1)
-	VPSLLD         $0x1e, Y1, Y0
+	VPSLLD         $0x1e, Y0, Y0
 	VMOVMSKPS      Y0, BP
 	MOVB           BP, 193(R9)(R15*1)
 	ADDQ           $0x00000010, R10
@@ -940,20 +922,19 @@ next5189:
 	VMOVUPS        384(AX), Y4
 	VFMADD213PS    448(AX), Y4, Y3
 	VDIVPS         Y3, Y2, Y3
-	VMOVDQU        576(AX), Y2
-	VMULPS         Y2, Y3, Y5
-	VMOVAPS        Y0, Y4
-	VFNMADD231PS   Y2, Y3, Y4
-	VMOVDQU        (CX), Y2
-	VFMADD213PS    Y4, Y4, Y2
-	VCMPPS         $0x00, Y5, Y0, Y5
-	VPANDN         Y2, Y5, Y2
-	VMOVDQU        pattern7f800000<>+0(SB), Y5
-	VPAND          Y5, Y2, Y4
-	VPCMPEQD       Y5, Y4, Y4
-	VPANDN         Y2, Y4, Y2
+	VMULPS         576(AX), Y3, Y4
+	VMOVAPS        Y0, Y2
+	VFNMADD231PS   576(AX), Y3, Y2
+	VMOVDQU        (CX), Y3
+	VFMADD213PS    Y2, Y2, Y3
+	VCMPPS         $0x00, Y4, Y0, Y4
+	VPANDN         Y3, Y4, Y3
+	VMOVDQU        pattern7f800000<>+0(SB), Y4
+	VPAND          Y4, Y3, Y2
+	VPCMPEQD       Y4, Y2, Y2
+	VPANDN         Y3, Y2, Y3
 	VMOVDQU        pattern00000001<>+0(SB), Y0
-	VPSUBD         Y0, Y2, Y0
+	VPSUBD         Y0, Y3, Y0
 	VPBROADCASTB   160(R9)(R14*1), Y2
 	VPAND          bitOfLanes<>+0(SB), Y2, Y2
 	VPCMPEQD       bitOfLanes<>+0(SB), Y2, Y2
@@ -971,31 +952,30 @@ next5189:
 	VMOVUPS        384(AX), Y3
 	VFMADD213PS    448(AX), Y3, Y2
 	VDIVPS         Y2, Y0, Y2
-	VMOVDQU        576(AX), Y0
-	VMULPS         Y0, Y2, Y4
-	VMOVAPS        Y1, Y3
-	VFNMADD231PS   Y0, Y2, Y3
-	VMOVDQU        (CX), Y0
-	VFMADD213PS    Y3, Y3, Y0
-	VCMPPS         $0x00, Y4, Y1, Y4
-	VPANDN         Y0, Y4, Y0
-	VMOVDQU        pattern7f800000<>+0(SB), Y4
-	VPAND          Y4, Y0, Y3
-	VPCMPEQD       Y4, Y3, Y3
-	VPANDN         Y0, Y3, Y0
-	VMOVDQU        pattern00000001<>+0(SB), Y1
-	VPSUBD         Y1, Y0, Y1
-	VPBROADCASTB   161(R9)(R14*1), Y0
-	VPAND          bitOfLanes<>+0(SB), Y0, Y0
-	VPCMPEQD       bitOfLanes<>+0(SB), Y0, Y0
-	VPSLLD         $0x00, Y0, Y0
-	VPSUBD         Y0, Y1, Y1
-	VPBROADCASTB   193(R9)(R14*1), Y0
-	VPAND          bitOfLanes<>+0(SB), Y0, Y0
-	VPCMPEQD       bitOfLanes<>+0(SB), Y0, Y0
-	VPSLLD         $0x01, Y0, Y0
-	VPSUBD         Y0, Y1, Y1
-	VMOVDQU        Y1, 32(DX)(R11*4)
+	VMULPS         576(AX), Y2, Y3
+	VMOVAPS        Y1, Y0
+	VFNMADD231PS   576(AX), Y2, Y0
+	VMOVDQU        (CX), Y2
+	VFMADD213PS    Y0, Y0, Y2
+	VCMPPS         $0x00, Y3, Y1, Y3
+	VPANDN         Y2, Y3, Y2
+	VMOVDQU        pattern7f800000<>+0(SB), Y3
+	VPAND          Y3, Y2, Y0
+	VPCMPEQD       Y3, Y0, Y0
+	VPANDN         Y2, Y0, Y2
+	VMOVDQU        pattern00000001<>+0(SB), Y0
+	VPSUBD         Y0, Y2, Y0
+	VPBROADCASTB   161(R9)(R14*1), Y1
+	VPAND          bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD       bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD         $0x00, Y1, Y1
+	VPSUBD         Y1, Y0, Y0
+	VPBROADCASTB   193(R9)(R14*1), Y1
+	VPAND          bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD       bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD         $0x01, Y1, Y1
+	VPSUBD         Y1, Y0, Y0
+	VMOVDQU        Y0, 32(DX)(R11*4)
 	ADDQ           $0x00000010, R11
 	ADDQ           $0x00000010, R12
 
@@ -1151,13 +1131,12 @@ next5198:
 	VMULPS         (AX), Y0, Y0
 	VFMADD231PS    64(AX), Y2, Y0
 	VMULPS         Y0, Y0, Y4
-	VMOVUPS        128(AX), Y5
-	VMULPS         (BX)(R9*4), Y5, Y5
+	VMOVUPS        (BX)(R9*4), Y6
+	VMULPS         128(AX), Y6, Y5
 	VFMADD231PS    192(AX), Y0, Y5
-	VMOVDQU        192(AX), Y6
-	VMULPS         Y6, Y0, Y8
+	VMULPS         192(AX), Y0, Y8
 	VMOVAPS        Y5, Y7
-	VFNMADD231PS   Y6, Y0, Y7
+	VFNMADD231PS   192(AX), Y0, Y7
 	VMOVDQU        64(CX), Y0
 	VFMADD213PS    Y7, Y7, Y0
 	VCMPPS         $0x00, Y8, Y5, Y8
@@ -1167,26 +1146,24 @@ next5198:
 	VPCMPEQD       Y8, Y7, Y7
 	VPANDN         Y0, Y7, Y0
 	VMOVDQU        Y0, 1024(DX)(R9*4)
-	VMOVDQU        (BX)(R9*4), Y6
-	VPSUBD         Y0, Y6, Y6
-	VPADDD         pattern00000003<>+0(SB), Y6, Y6
-	VPMINUD        pattern00000007<>+0(SB), Y6, Y6
-	VPSLLD         $0x1f, Y6, Y0
-	VMOVMSKPS      Y0, R15
+	VPSUBD         Y0, Y6, Y0
+	VPADDD         pattern00000003<>+0(SB), Y0, Y0
+	VPMINUD        pattern00000007<>+0(SB), Y0, Y0
+	VPSLLD         $0x1f, Y0, Y6
+	VMOVMSKPS      Y6, R15
 	MOVB           R15, (R8)(R14*1)
-	VPSLLD         $0x1e, Y6, Y0
-	VMOVMSKPS      Y0, R15
+	VPSLLD         $0x1e, Y0, Y6
+	VMOVMSKPS      Y6, R15
 	MOVB           R15, 32(R8)(R14*1)
-	VPSLLD         $0x1d, Y6, Y0
+	VPSLLD         $0x1d, Y0, Y0
 	VMOVMSKPS      Y0, R15
 	MOVB           R15, 64(R8)(R14*1)
-	VMOVUPS        256(AX), Y0
-	VMULPS         (SI)(R9*4), Y0, Y0
+	VMOVUPS        (SI)(R9*4), Y6
+	VMULPS         256(AX), Y6, Y0
 	VFMADD231PS    320(AX), Y4, Y0
-	VMOVDQU        320(AX), Y6
-	VMULPS         Y6, Y4, Y8
+	VMULPS         320(AX), Y4, Y8
 	VMOVAPS        Y0, Y7
-	VFNMADD231PS   Y6, Y4, Y7
+	VFNMADD231PS   320(AX), Y4, Y7
 	VMOVDQU        128(CX), Y4
 	VFMADD213PS    Y7, Y7, Y4
 	VCMPPS         $0x00, Y8, Y0, Y8
@@ -1196,14 +1173,13 @@ next5198:
 	VPCMPEQD       Y8, Y7, Y7
 	VPANDN         Y4, Y7, Y4
 	VMOVDQU        Y4, 2048(DX)(R9*4)
-	VMOVDQU        (SI)(R9*4), Y6
-	VPSUBD         Y4, Y6, Y6
-	VPADDD         pattern00000001<>+0(SB), Y6, Y6
-	VPMINUD        pattern00000003<>+0(SB), Y6, Y6
-	VPSLLD         $0x1f, Y6, Y4
-	VMOVMSKPS      Y4, R15
+	VPSUBD         Y4, Y6, Y4
+	VPADDD         pattern00000001<>+0(SB), Y4, Y4
+	VPMINUD        pattern00000003<>+0(SB), Y4, Y4
+	VPSLLD         $0x1f, Y4, Y6
+	VMOVMSKPS      Y6, R15
 	MOVB           R15, 96(R8)(R14*1)
-	VPSLLD         $0x1e, Y6, Y4
+	VPSLLD         $0x1e, Y4, Y4
 	VMOVMSKPS      Y4, R15
 	MOVB           R15, 128(R8)(R14*1)
 	VSQRTPS        Y0, Y0
@@ -1213,39 +1189,36 @@ next5198:
 	VMOVAPS        Y2, Y4
 	VFMADD231PS    512(AX), Y2, Y4
 	VFMADD231PS    576(AX), Y0, Y4
-	VMOVDQU        576(AX), Y5
-	VMULPS         Y5, Y0, Y7
-	VMOVAPS        Y4, Y6
-	VFNMADD231PS   Y5, Y0, Y6
+	VMULPS         576(AX), Y0, Y6
+	VMOVAPS        Y4, Y5
+	VFNMADD231PS   576(AX), Y0, Y5
 	VMOVDQU        (CX), Y0
-	VFMADD213PS    Y6, Y6, Y0
-	VCMPPS         $0x00, Y7, Y4, Y7
-	VPANDN         Y0, Y7, Y0
-	VMOVDQU        pattern7f800000<>+0(SB), Y7
-	VPAND          Y7, Y0, Y6
-	VPCMPEQD       Y7, Y6, Y6
+	VFMADD213PS    Y5, Y5, Y0
+	VCMPPS         $0x00, Y6, Y4, Y6
 	VPANDN         Y0, Y6, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y0, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y0, Y5, Y0
 	VMOVDQU        Y0, (DX)(R9*4)
-	VMOVDQU        Y2, Y2
-	VPSUBD         Y0, Y2, Y2
-	VPADDD         pattern00000001<>+0(SB), Y2, Y2
-	VPMINUD        pattern00000003<>+0(SB), Y2, Y2
-	VPSLLD         $0x1f, Y2, Y0
-	VMOVMSKPS      Y0, R15
+	VPSUBD         Y0, Y2, Y0
+	VPADDD         pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD         $0x1f, Y0, Y2
+	VMOVMSKPS      Y2, R15
 	MOVB           R15, 160(R8)(R14*1)
-	VPSLLD         $0x1e, Y2, Y0
+	VPSLLD         $0x1e, Y0, Y0
 	VMOVMSKPS      Y0, R15
 	MOVB           R15, 192(R8)(R14*1)
 	VMULPS         (AX), Y1, Y1
 	VFMADD231PS    64(AX), Y3, Y1
 	VMULPS         Y1, Y1, Y0
-	VMOVUPS        128(AX), Y2
-	VMULPS         32(BX)(R9*4), Y2, Y2
+	VMOVUPS        32(BX)(R9*4), Y4
+	VMULPS         128(AX), Y4, Y2
 	VFMADD231PS    192(AX), Y1, Y2
-	VMOVDQU        192(AX), Y4
-	VMULPS         Y4, Y1, Y6
+	VMULPS         192(AX), Y1, Y6
 	VMOVAPS        Y2, Y5
-	VFNMADD231PS   Y4, Y1, Y5
+	VFNMADD231PS   192(AX), Y1, Y5
 	VMOVDQU        64(CX), Y1
 	VFMADD213PS    Y5, Y5, Y1
 	VCMPPS         $0x00, Y6, Y2, Y6
@@ -1255,26 +1228,24 @@ next5198:
 	VPCMPEQD       Y6, Y5, Y5
 	VPANDN         Y1, Y5, Y1
 	VMOVDQU        Y1, 1056(DX)(R9*4)
-	VMOVDQU        32(BX)(R9*4), Y4
-	VPSUBD         Y1, Y4, Y4
-	VPADDD         pattern00000003<>+0(SB), Y4, Y4
-	VPMINUD        pattern00000007<>+0(SB), Y4, Y4
-	VPSLLD         $0x1f, Y4, Y1
-	VMOVMSKPS      Y1, R15
+	VPSUBD         Y1, Y4, Y1
+	VPADDD         pattern00000003<>+0(SB), Y1, Y1
+	VPMINUD        pattern00000007<>+0(SB), Y1, Y1
+	VPSLLD         $0x1f, Y1, Y4
+	VMOVMSKPS      Y4, R15
 	MOVB           R15, 1(R8)(R14*1)
-	VPSLLD         $0x1e, Y4, Y1
-	VMOVMSKPS      Y1, R15
+	VPSLLD         $0x1e, Y1, Y4
+	VMOVMSKPS      Y4, R15
 	MOVB           R15, 33(R8)(R14*1)
-	VPSLLD         $0x1d, Y4, Y1
+	VPSLLD         $0x1d, Y1, Y1
 	VMOVMSKPS      Y1, R15
 	MOVB           R15, 65(R8)(R14*1)
-	VMOVUPS        256(AX), Y1
-	VMULPS         32(SI)(R9*4), Y1, Y1
+	VMOVUPS        32(SI)(R9*4), Y4
+	VMULPS         256(AX), Y4, Y1
 	VFMADD231PS    320(AX), Y0, Y1
-	VMOVDQU        320(AX), Y4
-	VMULPS         Y4, Y0, Y6
+	VMULPS         320(AX), Y0, Y6
 	VMOVAPS        Y1, Y5
-	VFNMADD231PS   Y4, Y0, Y5
+	VFNMADD231PS   320(AX), Y0, Y5
 	VMOVDQU        128(CX), Y0
 	VFMADD213PS    Y5, Y5, Y0
 	VCMPPS         $0x00, Y6, Y1, Y6
@@ -1284,14 +1255,13 @@ next5198:
 	VPCMPEQD       Y6, Y5, Y5
 	VPANDN         Y0, Y5, Y0
 	VMOVDQU        Y0, 2080(DX)(R9*4)
-	VMOVDQU        32(SI)(R9*4), Y4
-	VPSUBD         Y0, Y4, Y4
-	VPADDD         pattern00000001<>+0(SB), Y4, Y4
-	VPMINUD        pattern00000003<>+0(SB), Y4, Y4
-	VPSLLD         $0x1f, Y4, Y0
-	VMOVMSKPS      Y0, R15
+	VPSUBD         Y0, Y4, Y0
+	VPADDD         pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD         $0x1f, Y0, Y4
+	VMOVMSKPS      Y4, R15
 	MOVB           R15, 97(R8)(R14*1)
-	VPSLLD         $0x1e, Y4, Y0
+	VPSLLD         $0x1e, Y0, Y0
 	VMOVMSKPS      Y0, R15
 	MOVB           R15, 129(R8)(R14*1)
 	VSQRTPS        Y1, Y0
@@ -1301,27 +1271,25 @@ next5198:
 	VMOVAPS        Y3, Y1
 	VFMADD231PS    512(AX), Y3, Y1
 	VFMADD231PS    576(AX), Y0, Y1
-	VMOVDQU        576(AX), Y2
-	VMULPS         Y2, Y0, Y5
-	VMOVAPS        Y1, Y4
-	VFNMADD231PS   Y2, Y0, Y4
+	VMULPS         576(AX), Y0, Y4
+	VMOVAPS        Y1, Y2
+	VFNMADD231PS   576(AX), Y0, Y2
 	VMOVDQU        (CX), Y0
-	VFMADD213PS    Y4, Y4, Y0
-	VCMPPS         $0x00, Y5, Y1, Y5
-	VPANDN         Y0, Y5, Y0
-	VMOVDQU        pattern7f800000<>+0(SB), Y5
-	VPAND          Y5, Y0, Y4
-	VPCMPEQD       Y5, Y4, Y4
+	VFMADD213PS    Y2, Y2, Y0
+	VCMPPS         $0x00, Y4, Y1, Y4
 	VPANDN         Y0, Y4, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y4
+	VPAND          Y4, Y0, Y2
+	VPCMPEQD       Y4, Y2, Y2
+	VPANDN         Y0, Y2, Y0
 	VMOVDQU        Y0, 32(DX)(R9*4)
-	VMOVDQU        Y3, Y1
-	VPSUBD         Y0, Y1, Y1
-	VPADDD         pattern00000001<>+0(SB), Y1, Y1
-	VPMINUD        pattern00000003<>+0(SB), Y1, Y1
-	VPSLLD         $0x1f, Y1, Y0
-	VMOVMSKPS      Y0, R15
+	VPSUBD         Y0, Y3, Y0
+	VPADDD         pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD         $0x1f, Y0, Y1
+	VMOVMSKPS      Y1, R15
 	MOVB           R15, 161(R8)(R14*1)
-	VPSLLD         $0x1e, Y1, Y0
+	VPSLLD         $0x1e, Y0, Y0
 	VMOVMSKPS      Y0, R15
 	MOVB           R15, 193(R8)(R14*1)
 	ADDQ           $0x00000010, R9
@@ -1356,13 +1324,12 @@ next5200:
 	VMULPS       (AX), Y0, Y0
 	VFMADD231PS  64(AX), Y2, Y0
 	VMULPS       Y0, Y0, Y4
-	VMOVUPS      128(AX), Y5
-	VMULPS       (BX)(R9*4), Y5, Y5
+	VMOVUPS      (BX)(R9*4), Y6
+	VMULPS       128(AX), Y6, Y5
 	VFMADD231PS  192(AX), Y0, Y5
-	VMOVDQU      192(AX), Y6
-	VMULPS       Y6, Y0, Y8
+	VMULPS       192(AX), Y0, Y8
 	VMOVAPS      Y5, Y7
-	VFNMADD231PS Y6, Y0, Y7
+	VFNMADD231PS 192(AX), Y0, Y7
 	VMOVDQU      64(CX), Y0
 	VFMADD213PS  Y7, Y7, Y0
 	VCMPPS       $0x00, Y8, Y5, Y8
@@ -1372,26 +1339,24 @@ next5200:
 	VPCMPEQD     Y8, Y7, Y7
 	VPANDN       Y0, Y7, Y0
 	VMOVDQU      Y0, 1024(DX)(R9*4)
-	VMOVDQU      (BX)(R9*4), Y6
-	VPSUBD       Y0, Y6, Y6
-	VPADDD       pattern00000003<>+0(SB), Y6, Y6
-	VPMINUD      pattern00000007<>+0(SB), Y6, Y6
-	VPSLLD       $0x1f, Y6, Y0
-	VMOVMSKPS    Y0, R15
+	VPSUBD       Y0, Y6, Y0
+	VPADDD       pattern00000003<>+0(SB), Y0, Y0
+	VPMINUD      pattern00000007<>+0(SB), Y0, Y0
+	VPSLLD       $0x1f, Y0, Y6
+	VMOVMSKPS    Y6, R15
 	MOVB         R15, (R8)(R14*1)
-	VPSLLD       $0x1e, Y6, Y0
-	VMOVMSKPS    Y0, R15
+	VPSLLD       $0x1e, Y0, Y6
+	VMOVMSKPS    Y6, R15
 	MOVB         R15, 32(R8)(R14*1)
-	VPSLLD       $0x1d, Y6, Y0
+	VPSLLD       $0x1d, Y0, Y0
 	VMOVMSKPS    Y0, R15
 	MOVB         R15, 64(R8)(R14*1)
-	VMOVUPS      256(AX), Y0
-	VMULPS       (SI)(R9*4), Y0, Y0
+	VMOVUPS      (SI)(R9*4), Y6
+	VMULPS       256(AX), Y6, Y0
 	VFMADD231PS  320(AX), Y4, Y0
-	VMOVDQU      320(AX), Y6
-	VMULPS       Y6, Y4, Y8
+	VMULPS       320(AX), Y4, Y8
 	VMOVAPS      Y0, Y7
-	VFNMADD231PS Y6, Y4, Y7
+	VFNMADD231PS 320(AX), Y4, Y7
 	VMOVDQU      128(CX), Y4
 	VFMADD213PS  Y7, Y7, Y4
 	VCMPPS       $0x00, Y8, Y0, Y8
@@ -1401,14 +1366,13 @@ next5200:
 	VPCMPEQD     Y8, Y7, Y7
 	VPANDN       Y4, Y7, Y4
 	VMOVDQU      Y4, 2048(DX)(R9*4)
-	VMOVDQU      (SI)(R9*4), Y6
-	VPSUBD       Y4, Y6, Y6
-	VPADDD       pattern00000001<>+0(SB), Y6, Y6
-	VPMINUD      pattern00000003<>+0(SB), Y6, Y6
-	VPSLLD       $0x1f, Y6, Y4
-	VMOVMSKPS    Y4, R15
+	VPSUBD       Y4, Y6, Y4
+	VPADDD       pattern00000001<>+0(SB), Y4, Y4
+	VPMINUD      pattern00000003<>+0(SB), Y4, Y4
+	VPSLLD       $0x1f, Y4, Y6
+	VMOVMSKPS    Y6, R15
 	MOVB         R15, 96(R8)(R14*1)
-	VPSLLD       $0x1e, Y6, Y4
+	VPSLLD       $0x1e, Y4, Y4
 	VMOVMSKPS    Y4, R15
 	MOVB         R15, 128(R8)(R14*1)
 	VSQRTPS      Y0, Y0
@@ -1418,39 +1382,36 @@ next5200:
 	VMOVAPS      Y2, Y4
 	VFMADD231PS  512(AX), Y2, Y4
 	VFMADD231PS  576(AX), Y0, Y4
-	VMOVDQU      576(AX), Y5
-	VMULPS       Y5, Y0, Y7
-	VMOVAPS      Y4, Y6
-	VFNMADD231PS Y5, Y0, Y6
+	VMULPS       576(AX), Y0, Y6
+	VMOVAPS      Y4, Y5
+	VFNMADD231PS 576(AX), Y0, Y5
 	VMOVDQU      (CX), Y0
-	VFMADD213PS  Y6, Y6, Y0
-	VCMPPS       $0x00, Y7, Y4, Y7
-	VPANDN       Y0, Y7, Y0
-	VMOVDQU      pattern7f800000<>+0(SB), Y7
-	VPAND        Y7, Y0, Y6
-	VPCMPEQD     Y7, Y6, Y6
+	VFMADD213PS  Y5, Y5, Y0
+	VCMPPS       $0x00, Y6, Y4, Y6
 	VPANDN       Y0, Y6, Y0
+	VMOVDQU      pattern7f800000<>+0(SB), Y6
+	VPAND        Y6, Y0, Y5
+	VPCMPEQD     Y6, Y5, Y5
+	VPANDN       Y0, Y5, Y0
 	VMOVDQU      Y0, (DX)(R9*4)
-	VMOVDQU      Y2, Y2
-	VPSUBD       Y0, Y2, Y2
-	VPADDD       pattern00000001<>+0(SB), Y2, Y2
-	VPMINUD      pattern00000003<>+0(SB), Y2, Y2
-	VPSLLD       $0x1f, Y2, Y0
-	VMOVMSKPS    Y0, R15
+	VPSUBD       Y0, Y2, Y0
+	VPADDD       pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD      pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD       $0x1f, Y0, Y2
+	VMOVMSKPS    Y2, R15
 	MOVB         R15, 160(R8)(R14*1)
-	VPSLLD       $0x1e, Y2, Y0
+	VPSLLD       $0x1e, Y0, Y0
 	VMOVMSKPS    Y0, R15
 	MOVB         R15, 192(R8)(R14*1)
 	VMULPS       (AX), Y1, Y1
 	VFMADD231PS  64(AX), Y3, Y1
 	VMULPS       Y1, Y1, Y0
-	VMOVUPS      128(AX), Y2
-	VMULPS       32(BX)(R9*4), Y2, Y2
+	VMOVUPS      32(BX)(R9*4), Y4
+	VMULPS       128(AX), Y4, Y2
 	VFMADD231PS  192(AX), Y1, Y2
-	VMOVDQU      192(AX), Y4
-	VMULPS       Y4, Y1, Y6
+	VMULPS       192(AX), Y1, Y6
 	VMOVAPS      Y2, Y5
-	VFNMADD231PS Y4, Y1, Y5
+	VFNMADD231PS 192(AX), Y1, Y5
 	VMOVDQU      64(CX), Y1
 	VFMADD213PS  Y5, Y5, Y1
 	VCMPPS       $0x00, Y6, Y2, Y6
@@ -1460,26 +1421,24 @@ next5200:
 	VPCMPEQD     Y6, Y5, Y5
 	VPANDN       Y1, Y5, Y1
 	VMOVDQU      Y1, 1056(DX)(R9*4)
-	VMOVDQU      32(BX)(R9*4), Y4
-	VPSUBD       Y1, Y4, Y4
-	VPADDD       pattern00000003<>+0(SB), Y4, Y4
-	VPMINUD      pattern00000007<>+0(SB), Y4, Y4
-	VPSLLD       $0x1f, Y4, Y1
-	VMOVMSKPS    Y1, R15
+	VPSUBD       Y1, Y4, Y1
+	VPADDD       pattern00000003<>+0(SB), Y1, Y1
+	VPMINUD      pattern00000007<>+0(SB), Y1, Y1
+	VPSLLD       $0x1f, Y1, Y4
+	VMOVMSKPS    Y4, R15
 	MOVB         R15, 1(R8)(R14*1)
-	VPSLLD       $0x1e, Y4, Y1
-	VMOVMSKPS    Y1, R15
+	VPSLLD       $0x1e, Y1, Y4
+	VMOVMSKPS    Y4, R15
 	MOVB         R15, 33(R8)(R14*1)
-	VPSLLD       $0x1d, Y4, Y1
+	VPSLLD       $0x1d, Y1, Y1
 	VMOVMSKPS    Y1, R15
 	MOVB         R15, 65(R8)(R14*1)
-	VMOVUPS      256(AX), Y1
-	VMULPS       32(SI)(R9*4), Y1, Y1
+	VMOVUPS      32(SI)(R9*4), Y4
+	VMULPS       256(AX), Y4, Y1
 	VFMADD231PS  320(AX), Y0, Y1
-	VMOVDQU      320(AX), Y4
-	VMULPS       Y4, Y0, Y6
+	VMULPS       320(AX), Y0, Y6
 	VMOVAPS      Y1, Y5
-	VFNMADD231PS Y4, Y0, Y5
+	VFNMADD231PS 320(AX), Y0, Y5
 	VMOVDQU      128(CX), Y0
 	VFMADD213PS  Y5, Y5, Y0
 	VCMPPS       $0x00, Y6, Y1, Y6
@@ -1489,14 +1448,13 @@ next5200:
 	VPCMPEQD     Y6, Y5, Y5
 	VPANDN       Y0, Y5, Y0
 	VMOVDQU      Y0, 2080(DX)(R9*4)
-	VMOVDQU      32(SI)(R9*4), Y4
-	VPSUBD       Y0, Y4, Y4
-	VPADDD       pattern00000001<>+0(SB), Y4, Y4
-	VPMINUD      pattern00000003<>+0(SB), Y4, Y4
-	VPSLLD       $0x1f, Y4, Y0
-	VMOVMSKPS    Y0, R15
+	VPSUBD       Y0, Y4, Y0
+	VPADDD       pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD      pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD       $0x1f, Y0, Y4
+	VMOVMSKPS    Y4, R15
 	MOVB         R15, 97(R8)(R14*1)
-	VPSLLD       $0x1e, Y4, Y0
+	VPSLLD       $0x1e, Y0, Y0
 	VMOVMSKPS    Y0, R15
 	MOVB         R15, 129(R8)(R14*1)
 	VSQRTPS      Y1, Y0
@@ -1506,27 +1464,25 @@ next5200:
 	VMOVAPS      Y3, Y1
 	VFMADD231PS  512(AX), Y3, Y1
 	VFMADD231PS  576(AX), Y0, Y1
-	VMOVDQU      576(AX), Y2
-	VMULPS       Y2, Y0, Y5
-	VMOVAPS      Y1, Y4
-	VFNMADD231PS Y2, Y0, Y4
+	VMULPS       576(AX), Y0, Y4
+	VMOVAPS      Y1, Y2
+	VFNMADD231PS 576(AX), Y0, Y2
 	VMOVDQU      (CX), Y0
-	VFMADD213PS  Y4, Y4, Y0
-	VCMPPS       $0x00, Y5, Y1, Y5
-	VPANDN       Y0, Y5, Y0
-	VMOVDQU      pattern7f800000<>+0(SB), Y5
-	VPAND        Y5, Y0, Y4
-	VPCMPEQD     Y5, Y4, Y4
+	VFMADD213PS  Y2, Y2, Y0
+	VCMPPS       $0x00, Y4, Y1, Y4
 	VPANDN       Y0, Y4, Y0
+	VMOVDQU      pattern7f800000<>+0(SB), Y4
+	VPAND        Y4, Y0, Y2
+	VPCMPEQD     Y4, Y2, Y2
+	VPANDN       Y0, Y2, Y0
 	VMOVDQU      Y0, 32(DX)(R9*4)
-	VMOVDQU      Y3, Y1
-	VPSUBD       Y0, Y1, Y1
-	VPADDD       pattern00000001<>+0(SB), Y1, Y1
-	VPMINUD      pattern00000003<>+0(SB), Y1, Y1
-	VPSLLD       $0x1f, Y1, Y0
-	VMOVMSKPS    Y0, R15
+	VPSUBD       Y0, Y3, Y0
+	VPADDD       pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD      pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD       $0x1f, Y0, Y1
+	VMOVMSKPS    Y1, R15
 	MOVB         R15, 161(R8)(R14*1)
-	VPSLLD       $0x1e, Y1, Y0
+	VPSLLD       $0x1e, Y0, Y0
 	VMOVMSKPS    Y0, R15
 	MOVB         R15, 193(R8)(R14*1)
 	ADDQ         $0x00000010, R9
@@ -1561,13 +1517,12 @@ next5202:
 	VMULPS       (AX), Y0, Y0
 	VFMADD231PS  64(AX), Y2, Y0
 	VMULPS       Y0, Y0, Y4
-	VMOVUPS      128(AX), Y5
-	VMULPS       (BX)(R9*4), Y5, Y5
+	VMOVUPS      (BX)(R9*4), Y6
+	VMULPS       128(AX), Y6, Y5
 	VFMADD231PS  192(AX), Y0, Y5
-	VMOVDQU      192(AX), Y6
-	VMULPS       Y6, Y0, Y8
+	VMULPS       192(AX), Y0, Y8
 	VMOVAPS      Y5, Y7
-	VFNMADD231PS Y6, Y0, Y7
+	VFNMADD231PS 192(AX), Y0, Y7
 	VMOVDQU      64(CX), Y0
 	VFMADD213PS  Y7, Y7, Y0
 	VCMPPS       $0x00, Y8, Y5, Y8
@@ -1577,26 +1532,24 @@ next5202:
 	VPCMPEQD     Y8, Y7, Y7
 	VPANDN       Y0, Y7, Y0
 	VMOVDQU      Y0, 1024(DX)(R9*4)
-	VMOVDQU      (BX)(R9*4), Y6
-	VPSUBD       Y0, Y6, Y6
-	VPADDD       pattern00000003<>+0(SB), Y6, Y6
-	VPMINUD      pattern00000007<>+0(SB), Y6, Y6
-	VPSLLD       $0x1f, Y6, Y0
-	VMOVMSKPS    Y0, R15
+	VPSUBD       Y0, Y6, Y0
+	VPADDD       pattern00000003<>+0(SB), Y0, Y0
+	VPMINUD      pattern00000007<>+0(SB), Y0, Y0
+	VPSLLD       $0x1f, Y0, Y6
+	VMOVMSKPS    Y6, R15
 	MOVB         R15, (R8)(R14*1)
-	VPSLLD       $0x1e, Y6, Y0
-	VMOVMSKPS    Y0, R15
+	VPSLLD       $0x1e, Y0, Y6
+	VMOVMSKPS    Y6, R15
 	MOVB         R15, 32(R8)(R14*1)
-	VPSLLD       $0x1d, Y6, Y0
+	VPSLLD       $0x1d, Y0, Y0
 	VMOVMSKPS    Y0, R15
 	MOVB         R15, 64(R8)(R14*1)
-	VMOVUPS      256(AX), Y0
-	VMULPS       (SI)(R9*4), Y0, Y0
+	VMOVUPS      (SI)(R9*4), Y6
+	VMULPS       256(AX), Y6, Y0
 	VFMADD231PS  320(AX), Y4, Y0
-	VMOVDQU      320(AX), Y6
-	VMULPS       Y6, Y4, Y8
+	VMULPS       320(AX), Y4, Y8
 	VMOVAPS      Y0, Y7
-	VFNMADD231PS Y6, Y4, Y7
+	VFNMADD231PS 320(AX), Y4, Y7
 	VMOVDQU      128(CX), Y4
 	VFMADD213PS  Y7, Y7, Y4
 	VCMPPS       $0x00, Y8, Y0, Y8
@@ -1606,14 +1559,13 @@ next5202:
 	VPCMPEQD     Y8, Y7, Y7
 	VPANDN       Y4, Y7, Y4
 	VMOVDQU      Y4, 2048(DX)(R9*4)
-	VMOVDQU      (SI)(R9*4), Y6
-	VPSUBD       Y4, Y6, Y6
-	VPADDD       pattern00000001<>+0(SB), Y6, Y6
-	VPMINUD      pattern00000003<>+0(SB), Y6, Y6
-	VPSLLD       $0x1f, Y6, Y4
-	VMOVMSKPS    Y4, R15
+	VPSUBD       Y4, Y6, Y4
+	VPADDD       pattern00000001<>+0(SB), Y4, Y4
+	VPMINUD      pattern00000003<>+0(SB), Y4, Y4
+	VPSLLD       $0x1f, Y4, Y6
+	VMOVMSKPS    Y6, R15
 	MOVB         R15, 96(R8)(R14*1)
-	VPSLLD       $0x1e, Y6, Y4
+	VPSLLD       $0x1e, Y4, Y4
 	VMOVMSKPS    Y4, R15
 	MOVB         R15, 128(R8)(R14*1)
 	VSQRTPS      Y0, Y0
@@ -1623,39 +1575,36 @@ next5202:
 	VMOVAPS      Y2, Y4
 	VFMADD231PS  512(AX), Y2, Y4
 	VFMADD231PS  576(AX), Y0, Y4
-	VMOVDQU      576(AX), Y5
-	VMULPS       Y5, Y0, Y7
-	VMOVAPS      Y4, Y6
-	VFNMADD231PS Y5, Y0, Y6
+	VMULPS       576(AX), Y0, Y6
+	VMOVAPS      Y4, Y5
+	VFNMADD231PS 576(AX), Y0, Y5
 	VMOVDQU      (CX), Y0
-	VFMADD213PS  Y6, Y6, Y0
-	VCMPPS       $0x00, Y7, Y4, Y7
-	VPANDN       Y0, Y7, Y0
-	VMOVDQU      pattern7f800000<>+0(SB), Y7
-	VPAND        Y7, Y0, Y6
-	VPCMPEQD     Y7, Y6, Y6
+	VFMADD213PS  Y5, Y5, Y0
+	VCMPPS       $0x00, Y6, Y4, Y6
 	VPANDN       Y0, Y6, Y0
+	VMOVDQU      pattern7f800000<>+0(SB), Y6
+	VPAND        Y6, Y0, Y5
+	VPCMPEQD     Y6, Y5, Y5
+	VPANDN       Y0, Y5, Y0
 	VMOVDQU      Y0, (DX)(R9*4)
-	VMOVDQU      Y2, Y2
-	VPSUBD       Y0, Y2, Y2
-	VPADDD       pattern00000001<>+0(SB), Y2, Y2
-	VPMINUD      pattern00000003<>+0(SB), Y2, Y2
-	VPSLLD       $0x1f, Y2, Y0
-	VMOVMSKPS    Y0, R15
+	VPSUBD       Y0, Y2, Y0
+	VPADDD       pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD      pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD       $0x1f, Y0, Y2
+	VMOVMSKPS    Y2, R15
 	MOVB         R15, 160(R8)(R14*1)
-	VPSLLD       $0x1e, Y2, Y0
+	VPSLLD       $0x1e, Y0, Y0
 	VMOVMSKPS    Y0, R15
 	MOVB         R15, 192(R8)(R14*1)
 	VMULPS       (AX), Y1, Y1
 	VFMADD231PS  64(AX), Y3, Y1
 	VMULPS       Y1, Y1, Y0
-	VMOVUPS      128(AX), Y2
-	VMULPS       32(BX)(R9*4), Y2, Y2
+	VMOVUPS      32(BX)(R9*4), Y4
+	VMULPS       128(AX), Y4, Y2
 	VFMADD231PS  192(AX), Y1, Y2
-	VMOVDQU      192(AX), Y4
-	VMULPS       Y4, Y1, Y6
+	VMULPS       192(AX), Y1, Y6
 	VMOVAPS      Y2, Y5
-	VFNMADD231PS Y4, Y1, Y5
+	VFNMADD231PS 192(AX), Y1, Y5
 	VMOVDQU      64(CX), Y1
 	VFMADD213PS  Y5, Y5, Y1
 	VCMPPS       $0x00, Y6, Y2, Y6
@@ -1665,26 +1614,24 @@ next5202:
 	VPCMPEQD     Y6, Y5, Y5
 	VPANDN       Y1, Y5, Y1
 	VMOVDQU      Y1, 1056(DX)(R9*4)
-	VMOVDQU      32(BX)(R9*4), Y4
-	VPSUBD       Y1, Y4, Y4
-	VPADDD       pattern00000003<>+0(SB), Y4, Y4
-	VPMINUD      pattern00000007<>+0(SB), Y4, Y4
-	VPSLLD       $0x1f, Y4, Y1
-	VMOVMSKPS    Y1, R15
+	VPSUBD       Y1, Y4, Y1
+	VPADDD       pattern00000003<>+0(SB), Y1, Y1
+	VPMINUD      pattern00000007<>+0(SB), Y1, Y1
+	VPSLLD       $0x1f, Y1, Y4
+	VMOVMSKPS    Y4, R15
 	MOVB         R15, 1(R8)(R14*1)
-	VPSLLD       $0x1e, Y4, Y1
-	VMOVMSKPS    Y1, R15
+	VPSLLD       $0x1e, Y1, Y4
+	VMOVMSKPS    Y4, R15
 	MOVB         R15, 33(R8)(R14*1)
-	VPSLLD       $0x1d, Y4, Y1
+	VPSLLD       $0x1d, Y1, Y1
 	VMOVMSKPS    Y1, R15
 	MOVB         R15, 65(R8)(R14*1)
-	VMOVUPS      256(AX), Y1
-	VMULPS       32(SI)(R9*4), Y1, Y1
+	VMOVUPS      32(SI)(R9*4), Y4
+	VMULPS       256(AX), Y4, Y1
 	VFMADD231PS  320(AX), Y0, Y1
-	VMOVDQU      320(AX), Y4
-	VMULPS       Y4, Y0, Y6
+	VMULPS       320(AX), Y0, Y6
 	VMOVAPS      Y1, Y5
-	VFNMADD231PS Y4, Y0, Y5
+	VFNMADD231PS 320(AX), Y0, Y5
 	VMOVDQU      128(CX), Y0
 	VFMADD213PS  Y5, Y5, Y0
 	VCMPPS       $0x00, Y6, Y1, Y6
@@ -1694,14 +1641,13 @@ next5202:
 	VPCMPEQD     Y6, Y5, Y5
 	VPANDN       Y0, Y5, Y0
 	VMOVDQU      Y0, 2080(DX)(R9*4)
-	VMOVDQU      32(SI)(R9*4), Y4
-	VPSUBD       Y0, Y4, Y4
-	VPADDD       pattern00000001<>+0(SB), Y4, Y4
-	VPMINUD      pattern00000003<>+0(SB), Y4, Y4
-	VPSLLD       $0x1f, Y4, Y0
-	VMOVMSKPS    Y0, R15
+	VPSUBD       Y0, Y4, Y0
+	VPADDD       pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD      pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD       $0x1f, Y0, Y4
+	VMOVMSKPS    Y4, R15
 	MOVB         R15, 97(R8)(R14*1)
-	VPSLLD       $0x1e, Y4, Y0
+	VPSLLD       $0x1e, Y0, Y0
 	VMOVMSKPS    Y0, R15
 	MOVB         R15, 129(R8)(R14*1)
 	VSQRTPS      Y1, Y0
@@ -1711,27 +1657,25 @@ next5202:
 	VMOVAPS      Y3, Y1
 	VFMADD231PS  512(AX), Y3, Y1
 	VFMADD231PS  576(AX), Y0, Y1
-	VMOVDQU      576(AX), Y2
-	VMULPS       Y2, Y0, Y5
-	VMOVAPS      Y1, Y4
-	VFNMADD231PS Y2, Y0, Y4
+	VMULPS       576(AX), Y0, Y4
+	VMOVAPS      Y1, Y2
+	VFNMADD231PS 576(AX), Y0, Y2
 	VMOVDQU      (CX), Y0
-	VFMADD213PS  Y4, Y4, Y0
-	VCMPPS       $0x00, Y5, Y1, Y5
-	VPANDN       Y0, Y5, Y0
-	VMOVDQU      pattern7f800000<>+0(SB), Y5
-	VPAND        Y5, Y0, Y4
-	VPCMPEQD     Y5, Y4, Y4
+	VFMADD213PS  Y2, Y2, Y0
+	VCMPPS       $0x00, Y4, Y1, Y4
 	VPANDN       Y0, Y4, Y0
+	VMOVDQU      pattern7f800000<>+0(SB), Y4
+	VPAND        Y4, Y0, Y2
+	VPCMPEQD     Y4, Y2, Y2
+	VPANDN       Y0, Y2, Y0
 	VMOVDQU      Y0, 32(DX)(R9*4)
-	VMOVDQU      Y3, Y1
-	VPSUBD       Y0, Y1, Y1
-	VPADDD       pattern00000001<>+0(SB), Y1, Y1
-	VPMINUD      pattern00000003<>+0(SB), Y1, Y1
-	VPSLLD       $0x1f, Y1, Y0
-	VMOVMSKPS    Y0, R15
+	VPSUBD       Y0, Y3, Y0
+	VPADDD       pattern00000001<>+0(SB), Y0, Y0
+	VPMINUD      pattern00000003<>+0(SB), Y0, Y0
+	VPSLLD       $0x1f, Y0, Y1
+	VMOVMSKPS    Y1, R15
 	MOVB         R15, 161(R8)(R14*1)
-	VPSLLD       $0x1e, Y1, Y0
+	VPSLLD       $0x1e, Y0, Y0
 	VMOVMSKPS    Y0, R15
 	MOVB         R15, 193(R8)(R14*1)
 	ADDQ         $0x00000010, R9
@@ -1793,20 +1737,19 @@ next5204:
 	VMOVUPS      384(AX), Y4
 	VFMADD213PS  448(AX), Y4, Y3
 	VDIVPS       Y3, Y2, Y3
-	VMOVDQU      576(AX), Y2
-	VMULPS       Y2, Y3, Y5
-	VMOVAPS      Y0, Y4
-	VFNMADD231PS Y2, Y3, Y4
-	VMOVDQU      (CX), Y2
-	VFMADD213PS  Y4, Y4, Y2
-	VCMPPS       $0x00, Y5, Y0, Y5
-	VPANDN       Y2, Y5, Y2
-	VMOVDQU      pattern7f800000<>+0(SB), Y5
-	VPAND        Y5, Y2, Y4
-	VPCMPEQD     Y5, Y4, Y4
-	VPANDN       Y2, Y4, Y2
+	VMULPS       576(AX), Y3, Y4
+	VMOVAPS      Y0, Y2
+	VFNMADD231PS 576(AX), Y3, Y2
+	VMOVDQU      (CX), Y3
+	VFMADD213PS  Y2, Y2, Y3
+	VCMPPS       $0x00, Y4, Y0, Y4
+	VPANDN       Y3, Y4, Y3
+	VMOVDQU      pattern7f800000<>+0(SB), Y4
+	VPAND        Y4, Y3, Y2
+	VPCMPEQD     Y4, Y2, Y2
+	VPANDN       Y3, Y2, Y3
 	VMOVDQU      pattern00000001<>+0(SB), Y0
-	VPSUBD       Y0, Y2, Y0
+	VPSUBD       Y0, Y3, Y0
 	VPBROADCASTB 160(R8)(R13*1), Y2
 	VPAND        bitOfLanes<>+0(SB), Y2, Y2
 	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
@@ -1824,31 +1767,30 @@ next5204:
 	VMOVUPS      384(AX), Y3
 	VFMADD213PS  448(AX), Y3, Y2
 	VDIVPS       Y2, Y0, Y2
-	VMOVDQU      576(AX), Y0
-	VMULPS       Y0, Y2, Y4
-	VMOVAPS      Y1, Y3
-	VFNMADD231PS Y0, Y2, Y3
-	VMOVDQU      (CX), Y0
-	VFMADD213PS  Y3, Y3, Y0
-	VCMPPS       $0x00, Y4, Y1, Y4
-	VPANDN       Y0, Y4, Y0
-	VMOVDQU      pattern7f800000<>+0(SB), Y4
-	VPAND        Y4, Y0, Y3
-	VPCMPEQD     Y4, Y3, Y3
-	VPANDN       Y0, Y3, Y0
-	VMOVDQU      pattern00000001<>+0(SB), Y1
-	VPSUBD       Y1, Y0, Y1
-	VPBROADCASTB 161(R8)(R13*1), Y0
-	VPAND        bitOfLanes<>+0(SB), Y0, Y0
-	VPCMPEQD     bitOfLanes<>+0(SB), Y0, Y0
-	VPSLLD       $0x00, Y0, Y0
-	VPSUBD       Y0, Y1, Y1
-	VPBROADCASTB 193(R8)(R13*1), Y0
-	VPAND        bitOfLanes<>+0(SB), Y0, Y0
-	VPCMPEQD     bitOfLanes<>+0(SB), Y0, Y0
-	VPSLLD       $0x01, Y0, Y0
-	VPSUBD       Y0, Y1, Y1
-	VMOVDQU      Y1, 32(DX)(R10*4)
+	VMULPS       576(AX), Y2, Y3
+	VMOVAPS      Y1, Y0
+	VFNMADD231PS 576(AX), Y2, Y0
+	VMOVDQU      (CX), Y2
+	VFMADD213PS  Y0, Y0, Y2
+	VCMPPS       $0x00, Y3, Y1, Y3
+	VPANDN       Y2, Y3, Y2
+	VMOVDQU      pattern7f800000<>+0(SB), Y3
+	VPAND        Y3, Y2, Y0
+	VPCMPEQD     Y3, Y0, Y0
+	VPANDN       Y2, Y0, Y2
+	VMOVDQU      pattern00000001<>+0(SB), Y0
+	VPSUBD       Y0, Y2, Y0
+	VPBROADCASTB 161(R8)(R13*1), Y1
+	VPAND        bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD       $0x00, Y1, Y1
+	VPSUBD       Y1, Y0, Y0
+	VPBROADCASTB 193(R8)(R13*1), Y1
+	VPAND        bitOfLanes<>+0(SB), Y1, Y1
+	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
+	VPSLLD       $0x01, Y1, Y1
+	VPSUBD       Y1, Y0, Y0
+	VMOVDQU      Y0, 32(DX)(R10*4)
 	ADDQ         $0x00000010, R10
 	ADDQ         $0x00000010, R11
 
@@ -2074,18 +2016,17 @@ next5224:
 	VFMADD231PS    64(AX), Y2, Y0
 	VMULPS         Y0, Y0, Y4
 	VMOVUPS        (BX)(R9*4), Y2
-	VMOVDQU        192(AX), Y5
-	VMULPS         Y5, Y0, Y7
-	VMOVAPS        Y2, Y6
-	VFNMADD231PS   Y5, Y0, Y6
+	VMULPS         192(AX), Y0, Y6
+	VMOVAPS        Y2, Y5
+	VFNMADD231PS   192(AX), Y0, Y5
 	VMOVDQU        64(CX), Y0
-	VFMADD213PS    Y6, Y6, Y0
-	VCMPPS         $0x00, Y7, Y2, Y7
-	VPANDN         Y0, Y7, Y0
-	VMOVDQU        pattern7f800000<>+0(SB), Y7
-	VPAND          Y7, Y0, Y6
-	VPCMPEQD       Y7, Y6, Y6
+	VFMADD213PS    Y5, Y5, Y0
+	VCMPPS         $0x00, Y6, Y2, Y6
 	VPANDN         Y0, Y6, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y0, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y0, Y5, Y0
 	VMOVDQU        pattern00000003<>+0(SB), Y2
 	VPSUBD         Y2, Y0, Y2
 	VPBROADCASTB   (R8)(R14*1), Y0
@@ -2105,20 +2046,19 @@ next5224:
 	VPSUBD         Y0, Y2, Y2
 	VMOVDQU        Y2, 1024(DX)(R9*4)
 	VMOVUPS        (SI)(R9*4), Y0
-	VMOVDQU        320(AX), Y2
-	VMULPS         Y2, Y4, Y6
-	VMOVAPS        Y0, Y5
-	VFNMADD231PS   Y2, Y4, Y5
-	VMOVDQU        128(CX), Y2
-	VFMADD213PS    Y5, Y5, Y2
-	VCMPPS         $0x00, Y6, Y0, Y6
-	VPANDN         Y2, Y6, Y2
-	VMOVDQU        pattern7f800000<>+0(SB), Y6
-	VPAND          Y6, Y2, Y5
-	VPCMPEQD       Y6, Y5, Y5
-	VPANDN         Y2, Y5, Y2
+	VMULPS         320(AX), Y4, Y5
+	VMOVAPS        Y0, Y2
+	VFNMADD231PS   320(AX), Y4, Y2
+	VMOVDQU        128(CX), Y4
+	VFMADD213PS    Y2, Y2, Y4
+	VCMPPS         $0x00, Y5, Y0, Y5
+	VPANDN         Y4, Y5, Y4
+	VMOVDQU        pattern7f800000<>+0(SB), Y5
+	VPAND          Y5, Y4, Y2
+	VPCMPEQD       Y5, Y2, Y2
+	VPANDN         Y4, Y2, Y4
 	VMOVDQU        pattern00000001<>+0(SB), Y0
-	VPSUBD         Y0, Y2, Y0
+	VPSUBD         Y0, Y4, Y0
 	VPBROADCASTB   96(R8)(R14*1), Y2
 	VPAND          bitOfLanes<>+0(SB), Y2, Y2
 	VPCMPEQD       bitOfLanes<>+0(SB), Y2, Y2
@@ -2134,18 +2074,17 @@ next5224:
 	VFMADD231PS    64(AX), Y3, Y1
 	VMULPS         Y1, Y1, Y2
 	VMOVUPS        32(BX)(R9*4), Y0
-	VMOVDQU        192(AX), Y3
-	VMULPS         Y3, Y1, Y5
-	VMOVAPS        Y0, Y4
-	VFNMADD231PS   Y3, Y1, Y4
+	VMULPS         192(AX), Y1, Y4
+	VMOVAPS        Y0, Y3
+	VFNMADD231PS   192(AX), Y1, Y3
 	VMOVDQU        64(CX), Y1
-	VFMADD213PS    Y4, Y4, Y1
-	VCMPPS         $0x00, Y5, Y0, Y5
-	VPANDN         Y1, Y5, Y1
-	VMOVDQU        pattern7f800000<>+0(SB), Y5
-	VPAND          Y5, Y1, Y4
-	VPCMPEQD       Y5, Y4, Y4
+	VFMADD213PS    Y3, Y3, Y1
+	VCMPPS         $0x00, Y4, Y0, Y4
 	VPANDN         Y1, Y4, Y1
+	VMOVDQU        pattern7f800000<>+0(SB), Y4
+	VPAND          Y4, Y1, Y3
+	VPCMPEQD       Y4, Y3, Y3
+	VPANDN         Y1, Y3, Y1
 	VMOVDQU        pattern00000003<>+0(SB), Y0
 	VPSUBD         Y0, Y1, Y0
 	VPBROADCASTB   1(R8)(R14*1), Y1
@@ -2165,20 +2104,19 @@ next5224:
 	VPSUBD         Y1, Y0, Y0
 	VMOVDQU        Y0, 1056(DX)(R9*4)
 	VMOVUPS        32(SI)(R9*4), Y0
-	VMOVDQU        320(AX), Y1
-	VMULPS         Y1, Y2, Y4
-	VMOVAPS        Y0, Y3
-	VFNMADD231PS   Y1, Y2, Y3
-	VMOVDQU        128(CX), Y1
-	VFMADD213PS    Y3, Y3, Y1
-	VCMPPS         $0x00, Y4, Y0, Y4
-	VPANDN         Y1, Y4, Y1
-	VMOVDQU        pattern7f800000<>+0(SB), Y4
-	VPAND          Y4, Y1, Y3
-	VPCMPEQD       Y4, Y3, Y3
-	VPANDN         Y1, Y3, Y1
+	VMULPS         320(AX), Y2, Y3
+	VMOVAPS        Y0, Y1
+	VFNMADD231PS   320(AX), Y2, Y1
+	VMOVDQU        128(CX), Y2
+	VFMADD213PS    Y1, Y1, Y2
+	VCMPPS         $0x00, Y3, Y0, Y3
+	VPANDN         Y2, Y3, Y2
+	VMOVDQU        pattern7f800000<>+0(SB), Y3
+	VPAND          Y3, Y2, Y1
+	VPCMPEQD       Y3, Y1, Y1
+	VPANDN         Y2, Y1, Y2
 	VMOVDQU        pattern00000001<>+0(SB), Y0
-	VPSUBD         Y0, Y1, Y0
+	VPSUBD         Y0, Y2, Y0
 	VPBROADCASTB   97(R8)(R14*1), Y1
 	VPAND          bitOfLanes<>+0(SB), Y1, Y1
 	VPCMPEQD       bitOfLanes<>+0(SB), Y1, Y1
@@ -2220,18 +2158,17 @@ next5226:
 	VFMADD231PS  64(AX), Y2, Y0
 	VMULPS       Y0, Y0, Y4
 	VMOVUPS      (BX)(R9*4), Y2
-	VMOVDQU      192(AX), Y5
-	VMULPS       Y5, Y0, Y7
-	VMOVAPS      Y2, Y6
-	VFNMADD231PS Y5, Y0, Y6
+	VMULPS       192(AX), Y0, Y6
+	VMOVAPS      Y2, Y5
+	VFNMADD231PS 192(AX), Y0, Y5
 	VMOVDQU      64(CX), Y0
-	VFMADD213PS  Y6, Y6, Y0
-	VCMPPS       $0x00, Y7, Y2, Y7
-	VPANDN       Y0, Y7, Y0
-	VMOVDQU      pattern7f800000<>+0(SB), Y7
-	VPAND        Y7, Y0, Y6
-	VPCMPEQD     Y7, Y6, Y6
+	VFMADD213PS  Y5, Y5, Y0
+	VCMPPS       $0x00, Y6, Y2, Y6
 	VPANDN       Y0, Y6, Y0
+	VMOVDQU      pattern7f800000<>+0(SB), Y6
+	VPAND        Y6, Y0, Y5
+	VPCMPEQD     Y6, Y5, Y5
+	VPANDN       Y0, Y5, Y0
 	VMOVDQU      pattern00000003<>+0(SB), Y2
 	VPSUBD       Y2, Y0, Y2
 	VPBROADCASTB (R8)(R14*1), Y0
@@ -2251,20 +2188,19 @@ next5226:
 	VPSUBD       Y0, Y2, Y2
 	VMOVDQU      Y2, 1024(DX)(R9*4)
 	VMOVUPS      (SI)(R9*4), Y0
-	VMOVDQU      320(AX), Y2
-	VMULPS       Y2, Y4, Y6
-	VMOVAPS      Y0, Y5
-	VFNMADD231PS Y2, Y4, Y5
-	VMOVDQU      128(CX), Y2
-	VFMADD213PS  Y5, Y5, Y2
-	VCMPPS       $0x00, Y6, Y0, Y6
-	VPANDN       Y2, Y6, Y2
-	VMOVDQU      pattern7f800000<>+0(SB), Y6
-	VPAND        Y6, Y2, Y5
-	VPCMPEQD     Y6, Y5, Y5
-	VPANDN       Y2, Y5, Y2
+	VMULPS       320(AX), Y4, Y5
+	VMOVAPS      Y0, Y2
+	VFNMADD231PS 320(AX), Y4, Y2
+	VMOVDQU      128(CX), Y4
+	VFMADD213PS  Y2, Y2, Y4
+	VCMPPS       $0x00, Y5, Y0, Y5
+	VPANDN       Y4, Y5, Y4
+	VMOVDQU      pattern7f800000<>+0(SB), Y5
+	VPAND        Y5, Y4, Y2
+	VPCMPEQD     Y5, Y2, Y2
+	VPANDN       Y4, Y2, Y4
 	VMOVDQU      pattern00000001<>+0(SB), Y0
-	VPSUBD       Y0, Y2, Y0
+	VPSUBD       Y0, Y4, Y0
 	VPBROADCASTB 96(R8)(R14*1), Y2
 	VPAND        bitOfLanes<>+0(SB), Y2, Y2
 	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
@@ -2280,18 +2216,17 @@ next5226:
 	VFMADD231PS  64(AX), Y3, Y1
 	VMULPS       Y1, Y1, Y2
 	VMOVUPS      32(BX)(R9*4), Y0
-	VMOVDQU      192(AX), Y3
-	VMULPS       Y3, Y1, Y5
-	VMOVAPS      Y0, Y4
-	VFNMADD231PS Y3, Y1, Y4
+	VMULPS       192(AX), Y1, Y4
+	VMOVAPS      Y0, Y3
+	VFNMADD231PS 192(AX), Y1, Y3
 	VMOVDQU      64(CX), Y1
-	VFMADD213PS  Y4, Y4, Y1
-	VCMPPS       $0x00, Y5, Y0, Y5
-	VPANDN       Y1, Y5, Y1
-	VMOVDQU      pattern7f800000<>+0(SB), Y5
-	VPAND        Y5, Y1, Y4
-	VPCMPEQD     Y5, Y4, Y4
+	VFMADD213PS  Y3, Y3, Y1
+	VCMPPS       $0x00, Y4, Y0, Y4
 	VPANDN       Y1, Y4, Y1
+	VMOVDQU      pattern7f800000<>+0(SB), Y4
+	VPAND        Y4, Y1, Y3
+	VPCMPEQD     Y4, Y3, Y3
+	VPANDN       Y1, Y3, Y1
 	VMOVDQU      pattern00000003<>+0(SB), Y0
 	VPSUBD       Y0, Y1, Y0
 	VPBROADCASTB 1(R8)(R14*1), Y1
@@ -2311,20 +2246,19 @@ next5226:
 	VPSUBD       Y1, Y0, Y0
 	VMOVDQU      Y0, 1056(DX)(R9*4)
 	VMOVUPS      32(SI)(R9*4), Y0
-	VMOVDQU      320(AX), Y1
-	VMULPS       Y1, Y2, Y4
-	VMOVAPS      Y0, Y3
-	VFNMADD231PS Y1, Y2, Y3
-	VMOVDQU      128(CX), Y1
-	VFMADD213PS  Y3, Y3, Y1
-	VCMPPS       $0x00, Y4, Y0, Y4
-	VPANDN       Y1, Y4, Y1
-	VMOVDQU      pattern7f800000<>+0(SB), Y4
-	VPAND        Y4, Y1, Y3
-	VPCMPEQD     Y4, Y3, Y3
-	VPANDN       Y1, Y3, Y1
+	VMULPS       320(AX), Y2, Y3
+	VMOVAPS      Y0, Y1
+	VFNMADD231PS 320(AX), Y2, Y1
+	VMOVDQU      128(CX), Y2
+	VFMADD213PS  Y1, Y1, Y2
+	VCMPPS       $0x00, Y3, Y0, Y3
+	VPANDN       Y2, Y3, Y2
+	VMOVDQU      pattern7f800000<>+0(SB), Y3
+	VPAND        Y3, Y2, Y1
+	VPCMPEQD     Y3, Y1, Y1
+	VPANDN       Y2, Y1, Y2
 	VMOVDQU      pattern00000001<>+0(SB), Y0
-	VPSUBD       Y0, Y1, Y0
+	VPSUBD       Y0, Y2, Y0
 	VPBROADCASTB 97(R8)(R14*1), Y1
 	VPAND        bitOfLanes<>+0(SB), Y1, Y1
 	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
@@ -2366,18 +2300,17 @@ next5228:
 	VFMADD231PS  64(AX), Y2, Y0
 	VMULPS       Y0, Y0, Y4
 	VMOVUPS      (BX)(R9*4), Y2
-	VMOVDQU      192(AX), Y5
-	VMULPS       Y5, Y0, Y7
-	VMOVAPS      Y2, Y6
-	VFNMADD231PS Y5, Y0, Y6
+	VMULPS       192(AX), Y0, Y6
+	VMOVAPS      Y2, Y5
+	VFNMADD231PS 192(AX), Y0, Y5
 	VMOVDQU      64(CX), Y0
-	VFMADD213PS  Y6, Y6, Y0
-	VCMPPS       $0x00, Y7, Y2, Y7
-	VPANDN       Y0, Y7, Y0
-	VMOVDQU      pattern7f800000<>+0(SB), Y7
-	VPAND        Y7, Y0, Y6
-	VPCMPEQD     Y7, Y6, Y6
+	VFMADD213PS  Y5, Y5, Y0
+	VCMPPS       $0x00, Y6, Y2, Y6
 	VPANDN       Y0, Y6, Y0
+	VMOVDQU      pattern7f800000<>+0(SB), Y6
+	VPAND        Y6, Y0, Y5
+	VPCMPEQD     Y6, Y5, Y5
+	VPANDN       Y0, Y5, Y0
 	VMOVDQU      pattern00000003<>+0(SB), Y2
 	VPSUBD       Y2, Y0, Y2
 	VPBROADCASTB (R8)(R14*1), Y0
@@ -2397,20 +2330,19 @@ next5228:
 	VPSUBD       Y0, Y2, Y2
 	VMOVDQU      Y2, 1024(DX)(R9*4)
 	VMOVUPS      (SI)(R9*4), Y0
-	VMOVDQU      320(AX), Y2
-	VMULPS       Y2, Y4, Y6
-	VMOVAPS      Y0, Y5
-	VFNMADD231PS Y2, Y4, Y5
-	VMOVDQU      128(CX), Y2
-	VFMADD213PS  Y5, Y5, Y2
-	VCMPPS       $0x00, Y6, Y0, Y6
-	VPANDN       Y2, Y6, Y2
-	VMOVDQU      pattern7f800000<>+0(SB), Y6
-	VPAND        Y6, Y2, Y5
-	VPCMPEQD     Y6, Y5, Y5
-	VPANDN       Y2, Y5, Y2
+	VMULPS       320(AX), Y4, Y5
+	VMOVAPS      Y0, Y2
+	VFNMADD231PS 320(AX), Y4, Y2
+	VMOVDQU      128(CX), Y4
+	VFMADD213PS  Y2, Y2, Y4
+	VCMPPS       $0x00, Y5, Y0, Y5
+	VPANDN       Y4, Y5, Y4
+	VMOVDQU      pattern7f800000<>+0(SB), Y5
+	VPAND        Y5, Y4, Y2
+	VPCMPEQD     Y5, Y2, Y2
+	VPANDN       Y4, Y2, Y4
 	VMOVDQU      pattern00000001<>+0(SB), Y0
-	VPSUBD       Y0, Y2, Y0
+	VPSUBD       Y0, Y4, Y0
 	VPBROADCASTB 96(R8)(R14*1), Y2
 	VPAND        bitOfLanes<>+0(SB), Y2, Y2
 	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
@@ -2426,18 +2358,17 @@ next5228:
 	VFMADD231PS  64(AX), Y3, Y1
 	VMULPS       Y1, Y1, Y2
 	VMOVUPS      32(BX)(R9*4), Y0
-	VMOVDQU      192(AX), Y3
-	VMULPS       Y3, Y1, Y5
-	VMOVAPS      Y0, Y4
-	VFNMADD231PS Y3, Y1, Y4
+	VMULPS       192(AX), Y1, Y4
+	VMOVAPS      Y0, Y3
+	VFNMADD231PS 192(AX), Y1, Y3
 	VMOVDQU      64(CX), Y1
-	VFMADD213PS  Y4, Y4, Y1
-	VCMPPS       $0x00, Y5, Y0, Y5
-	VPANDN       Y1, Y5, Y1
-	VMOVDQU      pattern7f800000<>+0(SB), Y5
-	VPAND        Y5, Y1, Y4
-	VPCMPEQD     Y5, Y4, Y4
+	VFMADD213PS  Y3, Y3, Y1
+	VCMPPS       $0x00, Y4, Y0, Y4
 	VPANDN       Y1, Y4, Y1
+	VMOVDQU      pattern7f800000<>+0(SB), Y4
+	VPAND        Y4, Y1, Y3
+	VPCMPEQD     Y4, Y3, Y3
+	VPANDN       Y1, Y3, Y1
 	VMOVDQU      pattern00000003<>+0(SB), Y0
 	VPSUBD       Y0, Y1, Y0
 	VPBROADCASTB 1(R8)(R14*1), Y1
@@ -2457,20 +2388,19 @@ next5228:
 	VPSUBD       Y1, Y0, Y0
 	VMOVDQU      Y0, 1056(DX)(R9*4)
 	VMOVUPS      32(SI)(R9*4), Y0
-	VMOVDQU      320(AX), Y1
-	VMULPS       Y1, Y2, Y4
-	VMOVAPS      Y0, Y3
-	VFNMADD231PS Y1, Y2, Y3
-	VMOVDQU      128(CX), Y1
-	VFMADD213PS  Y3, Y3, Y1
-	VCMPPS       $0x00, Y4, Y0, Y4
-	VPANDN       Y1, Y4, Y1
-	VMOVDQU      pattern7f800000<>+0(SB), Y4
-	VPAND        Y4, Y1, Y3
-	VPCMPEQD     Y4, Y3, Y3
-	VPANDN       Y1, Y3, Y1
+	VMULPS       320(AX), Y2, Y3
+	VMOVAPS      Y0, Y1
+	VFNMADD231PS 320(AX), Y2, Y1
+	VMOVDQU      128(CX), Y2
+	VFMADD213PS  Y1, Y1, Y2
+	VCMPPS       $0x00, Y3, Y0, Y3
+	VPANDN       Y2, Y3, Y2
+	VMOVDQU      pattern7f800000<>+0(SB), Y3
+	VPAND        Y3, Y2, Y1
+	VPCMPEQD     Y3, Y1, Y1
+	VPANDN       Y2, Y1, Y2
 	VMOVDQU      pattern00000001<>+0(SB), Y0
-	VPSUBD       Y0, Y1, Y0
+	VPSUBD       Y0, Y2, Y0
 	VPBROADCASTB 97(R8)(R14*1), Y1
 	VPAND        bitOfLanes<>+0(SB), Y1, Y1
 	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
@@ -2501,369 +2431,331 @@ done5223:
 // func foreseeSplitAVX512(a *RetractionArguments)
 // Requires: AVX, AVX512F, MMX+, SSE
 TEXT ·foreseeSplitAVX512(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    104(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVQ    96(R9), R9
-	MOVQ    a+0(FP), R10
-	MOVQ    24(R10), R10
-	MOVQ    a+0(FP), R11
-	MOVQ    88(R11), R11
-	MOVQ    a+0(FP), R12
-	MOVQ    8(R12), R12
-	CMPQ    R10, $0x01
-	JE      fp165231
-	JA      fp325232
-	XORQ    R10, R10
-	LEAQ    192(R10), R13
-	MOVQ    R12, R14
-	JMP     check5235
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      104(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      72(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      48(DI), DI
+	MOVQ      a+0(FP), R8
+	MOVQ      56(R8), R8
+	MOVQ      a+0(FP), R9
+	MOVQ      96(R9), R9
+	VMOVDQU32 pattern00000001<>+0(SB), Z0
+	VMOVDQU32 pattern00000002<>+0(SB), Z1
+	VMOVDQU32 pattern00000003<>+0(SB), Z2
+	VMOVDQU32 pattern00000004<>+0(SB), Z3
+	VMOVDQU32 pattern00000007<>+0(SB), Z4
+	VMOVDQU32 pattern00880088<>+0(SB), Z5
+	VMOVDQU32 (AX), Z6
+	VMOVDQU32 64(AX), Z7
+	VMOVDQU32 128(AX), Z8
+	VMOVDQU32 192(AX), Z9
+	VMOVDQU32 256(AX), Z10
+	VMOVDQU32 320(AX), Z11
+	VMOVDQU32 384(AX), Z12
+	VMOVDQU32 448(AX), Z13
+	VMOVDQU32 512(AX), Z14
+	VMOVDQU32 576(AX), Z15
+	MOVQ      a+0(FP), AX
+	MOVQ      24(AX), AX
+	MOVQ      a+0(FP), R10
+	MOVQ      88(R10), R10
+	MOVQ      a+0(FP), R11
+	MOVQ      8(R11), R11
+	CMPQ      AX, $0x01
+	JE        fp165231
+	JA        fp325232
+	XORQ      AX, AX
+	LEAQ      192(AX), R12
+	MOVQ      R11, R13
+	JMP       check5235
 
 next5234:
-	PREFETCHT0   (R11)(R13*2)
-	PREFETCHT0   (BX)(R13*4)
-	PREFETCHT0   (SI)(R13*4)
-	PREFETCHT0   (DI)(R13*2)
-	PREFETCHT0   (R8)(R13*2)
-	MOVQ         R10, R15
-	SHRQ         $0x03, R15
-	VPMOVZXWD    (R11)(R10*2), Z0
-	VPSLLD       $0x10, Z0, Z0
-	VPMOVZXWD    (DI)(R10*2), Z1
-	VPSLLD       $0x10, Z1, Z1
-	VPMOVSXWD    (R8)(R10*2), Z2
-	VPADDD       Z2, Z1, Z1
-	VMULPS       (AX), Z0, Z0
-	VFMADD231PS  64(AX), Z1, Z0
-	VMULPS       Z0, Z0, Z2
-	VMOVUPS      128(AX), Z3
-	VMULPS       (BX)(R10*4), Z3, Z3
-	VFMADD231PS  192(AX), Z0, Z3
-	VMOVDQU32    192(AX), Z4
-	VMULPS       Z4, Z0, Z6
-	VMOVAPS      Z3, Z5
-	VFNMADD231PS Z4, Z0, Z5
-	VMOVDQU32    64(CX), Z0
-	VFMADD213PS  Z5, Z5, Z0
-	VCMPPS       $0x00, Z6, Z3, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern7f800000<>+0(SB), Z6
-	VPANDD       Z6, Z0, Z5
-	VPCMPEQD     Z6, Z5, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    Z0, 1024(DX)(R10*4)
-	VMOVDQU32    (BX)(R10*4), Z4
-	VPSUBD       Z0, Z4, Z4
-	VPADDD       pattern00000003<>+0(SB), Z4, Z4
-	VPMINUD      pattern00000007<>+0(SB), Z4, Z4
-	VPTESTMD     pattern00000001<>+0(SB), Z4, K1
-	KMOVW        K1, (R9)(R15*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z4, K1
-	KMOVW        K1, 32(R9)(R15*1)
-	VPTESTMD     pattern00000004<>+0(SB), Z4, K1
-	KMOVW        K1, 64(R9)(R15*1)
-	VMOVUPS      256(AX), Z0
-	VMULPS       (SI)(R10*4), Z0, Z0
-	VFMADD231PS  320(AX), Z2, Z0
-	VMOVDQU32    320(AX), Z4
-	VMULPS       Z4, Z2, Z6
-	VMOVAPS      Z0, Z5
-	VFNMADD231PS Z4, Z2, Z5
-	VMOVDQU32    128(CX), Z2
-	VFMADD213PS  Z5, Z5, Z2
-	VCMPPS       $0x00, Z6, Z0, K1
-	VPXORD       Z2, Z2, K1, Z2
-	VMOVDQU32    pattern7f800000<>+0(SB), Z6
-	VPANDD       Z6, Z2, Z5
-	VPCMPEQD     Z6, Z5, K1
-	VPXORD       Z2, Z2, K1, Z2
-	VMOVDQU32    Z2, 2048(DX)(R10*4)
-	VMOVDQU32    (SI)(R10*4), Z4
-	VPSUBD       Z2, Z4, Z4
-	VPADDD       pattern00000001<>+0(SB), Z4, Z4
-	VPMINUD      pattern00000003<>+0(SB), Z4, Z4
-	VPTESTMD     pattern00000001<>+0(SB), Z4, K1
-	KMOVW        K1, 96(R9)(R15*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z4, K1
-	KMOVW        K1, 128(R9)(R15*1)
-	VSQRTPS      Z0, Z0
-	VMOVUPS      384(AX), Z2
-	VFMADD213PS  448(AX), Z2, Z0
-	VDIVPS       Z0, Z3, Z0
-	VMOVAPS      Z1, Z2
-	VFMADD231PS  512(AX), Z1, Z2
-	VFMADD231PS  576(AX), Z0, Z2
-	VMOVDQU32    576(AX), Z3
-	VMULPS       Z3, Z0, Z5
-	VMOVAPS      Z2, Z4
-	VFNMADD231PS Z3, Z0, Z4
-	VMOVDQU32    (CX), Z0
-	VFMADD213PS  Z4, Z4, Z0
-	VCMPPS       $0x00, Z5, Z2, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern7f800000<>+0(SB), Z5
-	VPANDD       Z5, Z0, Z4
-	VPCMPEQD     Z5, Z4, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    Z0, (DX)(R10*4)
-	VMOVDQU32    Z1, Z1
-	VPSUBD       Z0, Z1, Z1
-	VPADDD       pattern00000001<>+0(SB), Z1, Z1
-	VPMINUD      pattern00000003<>+0(SB), Z1, Z1
-	VPTESTMD     pattern00000001<>+0(SB), Z1, K1
-	KMOVW        K1, 160(R9)(R15*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z1, K1
-	KMOVW        K1, 192(R9)(R15*1)
-	ADDQ         $0x00000010, R10
-	ADDQ         $0x00000010, R13
+	PREFETCHT0    (R10)(R12*2)
+	PREFETCHT0    (BX)(R12*4)
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    (DI)(R12*2)
+	PREFETCHT0    (R8)(R12*2)
+	MOVQ          AX, R14
+	SHRQ          $0x03, R14
+	VPMOVZXWD     (R10)(AX*2), Z16
+	VPSLLD        $0x10, Z16, Z16
+	VPMOVZXWD     (DI)(AX*2), Z17
+	VPSLLD        $0x10, Z17, Z17
+	VPMOVSXWD     (R8)(AX*2), Z18
+	VPADDD        Z18, Z17, Z17
+	VMULPS        Z6, Z16, Z16
+	VFMADD231PS   Z7, Z17, Z16
+	VMULPS        Z16, Z16, Z18
+	VMOVUPS       (BX)(AX*4), Z20
+	VMULPS        Z8, Z20, Z19
+	VFMADD231PS   Z9, Z16, Z19
+	VMULPS        Z9, Z16, Z22
+	VMOVAPS       Z19, Z21
+	VFNMADD231PS  Z9, Z16, Z21
+	VMOVDQU32     64(CX), Z16
+	VCMPPS        $0x04, Z22, Z19, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, 1024(DX)(AX*4)
+	VPSUBD        Z16, Z20, Z16
+	VPADDD        Z2, Z16, Z16
+	VPMINUD       Z4, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, (R9)(R14*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 32(R9)(R14*1)
+	VPTESTMD      Z3, Z16, K1
+	KMOVW         K1, 64(R9)(R14*1)
+	VMOVUPS       (SI)(AX*4), Z20
+	VMULPS        Z10, Z20, Z16
+	VFMADD231PS   Z11, Z18, Z16
+	VMULPS        Z11, Z18, Z22
+	VMOVAPS       Z16, Z21
+	VFNMADD231PS  Z11, Z18, Z21
+	VMOVDQU32     128(CX), Z18
+	VCMPPS        $0x04, Z22, Z16, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z18
+	VFIXUPIMMPS   $0x00, Z5, Z18, Z18
+	VMOVDQU32     Z18, 2048(DX)(AX*4)
+	VPSUBD        Z18, Z20, Z18
+	VPADDD        Z0, Z18, Z18
+	VPMINUD       Z2, Z18, Z18
+	VPTESTMD      Z0, Z18, K1
+	KMOVW         K1, 96(R9)(R14*1)
+	VPTESTMD      Z1, Z18, K1
+	KMOVW         K1, 128(R9)(R14*1)
+	VSQRTPS       Z16, Z16
+	VMOVUPS       Z12, Z18
+	VFMADD213PS   Z13, Z18, Z16
+	VDIVPS        Z16, Z19, Z16
+	VMOVAPS       Z17, Z18
+	VFMADD231PS   Z14, Z17, Z18
+	VFMADD231PS   Z15, Z16, Z18
+	VMULPS        Z15, Z16, Z20
+	VMOVAPS       Z18, Z19
+	VFNMADD231PS  Z15, Z16, Z19
+	VMOVDQU32     (CX), Z16
+	VCMPPS        $0x04, Z20, Z18, K1
+	VFMADD213PS.Z Z19, Z19, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, (DX)(AX*4)
+	VPSUBD        Z16, Z17, Z16
+	VPADDD        Z0, Z16, Z16
+	VPMINUD       Z2, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, 160(R9)(R14*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 192(R9)(R14*1)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R12
 
 check5235:
-	CMPQ R10, R14
+	CMPQ AX, R13
 	JB   next5234
-	MOVQ R10, R13
-	CMPQ R14, R12
-	MOVQ R12, R14
+	MOVQ AX, R12
+	CMPQ R13, R11
+	MOVQ R11, R13
 	JB   next5234
 	JMP  done5233
 
 fp165231:
-	XORQ R10, R10
-	LEAQ 192(R10), R13
-	MOVQ R12, R14
+	XORQ AX, AX
+	LEAQ 192(AX), R12
+	MOVQ R11, R13
 	JMP  check5237
 
 next5236:
-	PREFETCHT0   (R11)(R13*2)
-	PREFETCHT0   (BX)(R13*4)
-	PREFETCHT0   (SI)(R13*4)
-	PREFETCHT0   (DI)(R13*2)
-	PREFETCHT0   (R8)(R13*2)
-	MOVQ         R10, R15
-	SHRQ         $0x03, R15
-	VCVTPH2PS    (R11)(R10*2), Z0
-	VPMOVZXWD    (DI)(R10*2), Z1
-	VPSLLD       $0x10, Z1, Z1
-	VPMOVSXWD    (R8)(R10*2), Z2
-	VPADDD       Z2, Z1, Z1
-	VMULPS       (AX), Z0, Z0
-	VFMADD231PS  64(AX), Z1, Z0
-	VMULPS       Z0, Z0, Z2
-	VMOVUPS      128(AX), Z3
-	VMULPS       (BX)(R10*4), Z3, Z3
-	VFMADD231PS  192(AX), Z0, Z3
-	VMOVDQU32    192(AX), Z4
-	VMULPS       Z4, Z0, Z6
-	VMOVAPS      Z3, Z5
-	VFNMADD231PS Z4, Z0, Z5
-	VMOVDQU32    64(CX), Z0
-	VFMADD213PS  Z5, Z5, Z0
-	VCMPPS       $0x00, Z6, Z3, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern7f800000<>+0(SB), Z6
-	VPANDD       Z6, Z0, Z5
-	VPCMPEQD     Z6, Z5, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    Z0, 1024(DX)(R10*4)
-	VMOVDQU32    (BX)(R10*4), Z4
-	VPSUBD       Z0, Z4, Z4
-	VPADDD       pattern00000003<>+0(SB), Z4, Z4
-	VPMINUD      pattern00000007<>+0(SB), Z4, Z4
-	VPTESTMD     pattern00000001<>+0(SB), Z4, K1
-	KMOVW        K1, (R9)(R15*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z4, K1
-	KMOVW        K1, 32(R9)(R15*1)
-	VPTESTMD     pattern00000004<>+0(SB), Z4, K1
-	KMOVW        K1, 64(R9)(R15*1)
-	VMOVUPS      256(AX), Z0
-	VMULPS       (SI)(R10*4), Z0, Z0
-	VFMADD231PS  320(AX), Z2, Z0
-	VMOVDQU32    320(AX), Z4
-	VMULPS       Z4, Z2, Z6
-	VMOVAPS      Z0, Z5
-	VFNMADD231PS Z4, Z2, Z5
-	VMOVDQU32    128(CX), Z2
-	VFMADD213PS  Z5, Z5, Z2
-	VCMPPS       $0x00, Z6, Z0, K1
-	VPXORD       Z2, Z2, K1, Z2
-	VMOVDQU32    pattern7f800000<>+0(SB), Z6
-	VPANDD       Z6, Z2, Z5
-	VPCMPEQD     Z6, Z5, K1
-	VPXORD       Z2, Z2, K1, Z2
-	VMOVDQU32    Z2, 2048(DX)(R10*4)
-	VMOVDQU32    (SI)(R10*4), Z4
-	VPSUBD       Z2, Z4, Z4
-	VPADDD       pattern00000001<>+0(SB), Z4, Z4
-	VPMINUD      pattern00000003<>+0(SB), Z4, Z4
-	VPTESTMD     pattern00000001<>+0(SB), Z4, K1
-	KMOVW        K1, 96(R9)(R15*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z4, K1
-	KMOVW        K1, 128(R9)(R15*1)
-	VSQRTPS      Z0, Z0
-	VMOVUPS      384(AX), Z2
-	VFMADD213PS  448(AX), Z2, Z0
-	VDIVPS       Z0, Z3, Z0
-	VMOVAPS      Z1, Z2
-	VFMADD231PS  512(AX), Z1, Z2
-	VFMADD231PS  576(AX), Z0, Z2
-	VMOVDQU32    576(AX), Z3
-	VMULPS       Z3, Z0, Z5
-	VMOVAPS      Z2, Z4
-	VFNMADD231PS Z3, Z0, Z4
-	VMOVDQU32    (CX), Z0
-	VFMADD213PS  Z4, Z4, Z0
-	VCMPPS       $0x00, Z5, Z2, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern7f800000<>+0(SB), Z5
-	VPANDD       Z5, Z0, Z4
-	VPCMPEQD     Z5, Z4, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    Z0, (DX)(R10*4)
-	VMOVDQU32    Z1, Z1
-	VPSUBD       Z0, Z1, Z1
-	VPADDD       pattern00000001<>+0(SB), Z1, Z1
-	VPMINUD      pattern00000003<>+0(SB), Z1, Z1
-	VPTESTMD     pattern00000001<>+0(SB), Z1, K1
-	KMOVW        K1, 160(R9)(R15*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z1, K1
-	KMOVW        K1, 192(R9)(R15*1)
-	ADDQ         $0x00000010, R10
-	ADDQ         $0x00000010, R13
+	PREFETCHT0    (R10)(R12*2)
+	PREFETCHT0    (BX)(R12*4)
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    (DI)(R12*2)
+	PREFETCHT0    (R8)(R12*2)
+	MOVQ          AX, R14
+	SHRQ          $0x03, R14
+	VCVTPH2PS     (R10)(AX*2), Z16
+	VPMOVZXWD     (DI)(AX*2), Z17
+	VPSLLD        $0x10, Z17, Z17
+	VPMOVSXWD     (R8)(AX*2), Z18
+	VPADDD        Z18, Z17, Z17
+	VMULPS        Z6, Z16, Z16
+	VFMADD231PS   Z7, Z17, Z16
+	VMULPS        Z16, Z16, Z18
+	VMOVUPS       (BX)(AX*4), Z20
+	VMULPS        Z8, Z20, Z19
+	VFMADD231PS   Z9, Z16, Z19
+	VMULPS        Z9, Z16, Z22
+	VMOVAPS       Z19, Z21
+	VFNMADD231PS  Z9, Z16, Z21
+	VMOVDQU32     64(CX), Z16
+	VCMPPS        $0x04, Z22, Z19, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, 1024(DX)(AX*4)
+	VPSUBD        Z16, Z20, Z16
+	VPADDD        Z2, Z16, Z16
+	VPMINUD       Z4, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, (R9)(R14*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 32(R9)(R14*1)
+	VPTESTMD      Z3, Z16, K1
+	KMOVW         K1, 64(R9)(R14*1)
+	VMOVUPS       (SI)(AX*4), Z20
+	VMULPS        Z10, Z20, Z16
+	VFMADD231PS   Z11, Z18, Z16
+	VMULPS        Z11, Z18, Z22
+	VMOVAPS       Z16, Z21
+	VFNMADD231PS  Z11, Z18, Z21
+	VMOVDQU32     128(CX), Z18
+	VCMPPS        $0x04, Z22, Z16, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z18
+	VFIXUPIMMPS   $0x00, Z5, Z18, Z18
+	VMOVDQU32     Z18, 2048(DX)(AX*4)
+	VPSUBD        Z18, Z20, Z18
+	VPADDD        Z0, Z18, Z18
+	VPMINUD       Z2, Z18, Z18
+	VPTESTMD      Z0, Z18, K1
+	KMOVW         K1, 96(R9)(R14*1)
+	VPTESTMD      Z1, Z18, K1
+	KMOVW         K1, 128(R9)(R14*1)
+	VSQRTPS       Z16, Z16
+	VMOVUPS       Z12, Z18
+	VFMADD213PS   Z13, Z18, Z16
+	VDIVPS        Z16, Z19, Z16
+	VMOVAPS       Z17, Z18
+	VFMADD231PS   Z14, Z17, Z18
+	VFMADD231PS   Z15, Z16, Z18
+	VMULPS        Z15, Z16, Z20
+	VMOVAPS       Z18, Z19
+	VFNMADD231PS  Z15, Z16, Z19
+	VMOVDQU32     (CX), Z16
+	VCMPPS        $0x04, Z20, Z18, K1
+	VFMADD213PS.Z Z19, Z19, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, (DX)(AX*4)
+	VPSUBD        Z16, Z17, Z16
+	VPADDD        Z0, Z16, Z16
+	VPMINUD       Z2, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, 160(R9)(R14*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 192(R9)(R14*1)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R12
 
 check5237:
-	CMPQ R10, R14
+	CMPQ AX, R13
 	JB   next5236
-	MOVQ R10, R13
-	CMPQ R14, R12
-	MOVQ R12, R14
+	MOVQ AX, R12
+	CMPQ R13, R11
+	MOVQ R11, R13
 	JB   next5236
 	JMP  done5233
 
 fp325232:
-	XORQ R10, R10
-	LEAQ 192(R10), R13
-	MOVQ R12, R14
+	XORQ AX, AX
+	LEAQ 192(AX), R12
+	MOVQ R11, R13
 	JMP  check5239
 
 next5238:
-	PREFETCHT0   (R11)(R13*4)
-	PREFETCHT0   (BX)(R13*4)
-	PREFETCHT0   (SI)(R13*4)
-	PREFETCHT0   (DI)(R13*2)
-	PREFETCHT0   (R8)(R13*2)
-	MOVQ         R10, R15
-	SHRQ         $0x03, R15
-	VMOVUPS      (R11)(R10*4), Z0
-	VPMOVZXWD    (DI)(R10*2), Z1
-	VPSLLD       $0x10, Z1, Z1
-	VPMOVSXWD    (R8)(R10*2), Z2
-	VPADDD       Z2, Z1, Z1
-	VMULPS       (AX), Z0, Z0
-	VFMADD231PS  64(AX), Z1, Z0
-	VMULPS       Z0, Z0, Z2
-	VMOVUPS      128(AX), Z3
-	VMULPS       (BX)(R10*4), Z3, Z3
-	VFMADD231PS  192(AX), Z0, Z3
-	VMOVDQU32    192(AX), Z4
-	VMULPS       Z4, Z0, Z6
-	VMOVAPS      Z3, Z5
-	VFNMADD231PS Z4, Z0, Z5
-	VMOVDQU32    64(CX), Z0
-	VFMADD213PS  Z5, Z5, Z0
-	VCMPPS       $0x00, Z6, Z3, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern7f800000<>+0(SB), Z6
-	VPANDD       Z6, Z0, Z5
-	VPCMPEQD     Z6, Z5, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    Z0, 1024(DX)(R10*4)
-	VMOVDQU32    (BX)(R10*4), Z4
-	VPSUBD       Z0, Z4, Z4
-	VPADDD       pattern00000003<>+0(SB), Z4, Z4
-	VPMINUD      pattern00000007<>+0(SB), Z4, Z4
-	VPTESTMD     pattern00000001<>+0(SB), Z4, K1
-	KMOVW        K1, (R9)(R15*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z4, K1
-	KMOVW        K1, 32(R9)(R15*1)
-	VPTESTMD     pattern00000004<>+0(SB), Z4, K1
-	KMOVW        K1, 64(R9)(R15*1)
-	VMOVUPS      256(AX), Z0
-	VMULPS       (SI)(R10*4), Z0, Z0
-	VFMADD231PS  320(AX), Z2, Z0
-	VMOVDQU32    320(AX), Z4
-	VMULPS       Z4, Z2, Z6
-	VMOVAPS      Z0, Z5
-	VFNMADD231PS Z4, Z2, Z5
-	VMOVDQU32    128(CX), Z2
-	VFMADD213PS  Z5, Z5, Z2
-	VCMPPS       $0x00, Z6, Z0, K1
-	VPXORD       Z2, Z2, K1, Z2
-	VMOVDQU32    pattern7f800000<>+0(SB), Z6
-	VPANDD       Z6, Z2, Z5
-	VPCMPEQD     Z6, Z5, K1
-	VPXORD       Z2, Z2, K1, Z2
-	VMOVDQU32    Z2, 2048(DX)(R10*4)
-	VMOVDQU32    (SI)(R10*4), Z4
-	VPSUBD       Z2, Z4, Z4
-	VPADDD       pattern00000001<>+0(SB), Z4, Z4
-	VPMINUD      pattern00000003<>+0(SB), Z4, Z4
-	VPTESTMD     pattern00000001<>+0(SB), Z4, K1
-	KMOVW        K1, 96(R9)(R15*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z4, K1
-	KMOVW        K1, 128(R9)(R15*1)
-	VSQRTPS      Z0, Z0
-	VMOVUPS      384(AX), Z2
-	VFMADD213PS  448(AX), Z2, Z0
-	VDIVPS       Z0, Z3, Z0
-	VMOVAPS      Z1, Z2
-	VFMADD231PS  512(AX), Z1, Z2
-	VFMADD231PS  576(AX), Z0, Z2
-	VMOVDQU32    576(AX), Z3
-	VMULPS       Z3, Z0, Z5
-	VMOVAPS      Z2, Z4
-	VFNMADD231PS Z3, Z0, Z4
-	VMOVDQU32    (CX), Z0
-	VFMADD213PS  Z4, Z4, Z0
-	VCMPPS       $0x00, Z5, Z2, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern7f800000<>+0(SB), Z5
-	VPANDD       Z5, Z0, Z4
-	VPCMPEQD     Z5, Z4, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    Z0, (DX)(R10*4)
-	VMOVDQU32    Z1, Z1
-	VPSUBD       Z0, Z1, Z1
-	VPADDD       pattern00000001<>+0(SB), Z1, Z1
-	VPMINUD      pattern00000003<>+0(SB), Z1, Z1
-	VPTESTMD     pattern00000001<>+0(SB), Z1, K1
-	KMOVW        K1, 160(R9)(R15*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z1, K1
-	KMOVW        K1, 192(R9)(R15*1)
-	ADDQ         $0x00000010, R10
-	ADDQ         $0x00000010, R13
+	PREFETCHT0    (R10)(R12*4)
+	PREFETCHT0    (BX)(R12*4)
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    (DI)(R12*2)
+	PREFETCHT0    (R8)(R12*2)
+	MOVQ          AX, R14
+	SHRQ          $0x03, R14
+	VMOVUPS       (R10)(AX*4), Z16
+	VPMOVZXWD     (DI)(AX*2), Z17
+	VPSLLD        $0x10, Z17, Z17
+	VPMOVSXWD     (R8)(AX*2), Z18
+	VPADDD        Z18, Z17, Z17
+	VMULPS        Z6, Z16, Z16
+	VFMADD231PS   Z7, Z17, Z16
+	VMULPS        Z16, Z16, Z18
+	VMOVUPS       (BX)(AX*4), Z20
+	VMULPS        Z8, Z20, Z19
+	VFMADD231PS   Z9, Z16, Z19
+	VMULPS        Z9, Z16, Z22
+	VMOVAPS       Z19, Z21
+	VFNMADD231PS  Z9, Z16, Z21
+	VMOVDQU32     64(CX), Z16
+	VCMPPS        $0x04, Z22, Z19, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, 1024(DX)(AX*4)
+	VPSUBD        Z16, Z20, Z16
+	VPADDD        Z2, Z16, Z16
+	VPMINUD       Z4, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, (R9)(R14*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 32(R9)(R14*1)
+	VPTESTMD      Z3, Z16, K1
+	KMOVW         K1, 64(R9)(R14*1)
+	VMOVUPS       (SI)(AX*4), Z20
+	VMULPS        Z10, Z20, Z16
+	VFMADD231PS   Z11, Z18, Z16
+	VMULPS        Z11, Z18, Z22
+	VMOVAPS       Z16, Z21
+	VFNMADD231PS  Z11, Z18, Z21
+	VMOVDQU32     128(CX), Z18
+	VCMPPS        $0x04, Z22, Z16, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z18
+	VFIXUPIMMPS   $0x00, Z5, Z18, Z18
+	VMOVDQU32     Z18, 2048(DX)(AX*4)
+	VPSUBD        Z18, Z20, Z18
+	VPADDD        Z0, Z18, Z18
+	VPMINUD       Z2, Z18, Z18
+	VPTESTMD      Z0, Z18, K1
+	KMOVW         K1, 96(R9)(R14*1)
+	VPTESTMD      Z1, Z18, K1
+	KMOVW         K1, 128(R9)(R14*1)
+	VSQRTPS       Z16, Z16
+	VMOVUPS       Z12, Z18
+	VFMADD213PS   Z13, Z18, Z16
+	VDIVPS        Z16, Z19, Z16
+	VMOVAPS       Z17, Z18
+	VFMADD231PS   Z14, Z17, Z18
+	VFMADD231PS   Z15, Z16, Z18
+	VMULPS        Z15, Z16, Z20
+	VMOVAPS       Z18, Z19
+	VFNMADD231PS  Z15, Z16, Z19
+	VMOVDQU32     (CX), Z16
+	VCMPPS        $0x04, Z20, Z18, K1
+	VFMADD213PS.Z Z19, Z19, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, (DX)(AX*4)
+	VPSUBD        Z16, Z17, Z16
+	VPADDD        Z0, Z16, Z16
+	VPMINUD       Z2, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, 160(R9)(R14*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 192(R9)(R14*1)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R12
 
 check5239:
-	CMPQ R10, R14
+	CMPQ AX, R13
 	JB   next5238
-	MOVQ R10, R13
-	CMPQ R14, R12
-	MOVQ R12, R14
+	MOVQ AX, R12
+	CMPQ R13, R11
+	MOVQ R11, R13
 	JB   next5238
 
 done5233:
@@ -2874,79 +2766,83 @@ done5233:
 // func restoreMasterSplitAVX512(a *RetractionArguments)
 // Requires: AVX, AVX512F, MMX+, SSE
 TEXT ·restoreMasterSplitAVX512(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    104(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVQ    96(R9), R9
-	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
-	XORQ    R11, R11
-	LEAQ    192(R11), R12
-	MOVQ    R10, R13
-	JMP     check5241
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      104(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      72(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      48(DI), DI
+	MOVQ      a+0(FP), R8
+	MOVQ      56(R8), R8
+	MOVQ      a+0(FP), R9
+	MOVQ      96(R9), R9
+	VMOVDQU32 pattern00000001<>+0(SB), Z0
+	VMOVDQU32 pattern00000002<>+0(SB), Z1
+	VMOVDQU32 pattern00000003<>+0(SB), Z2
+	VMOVDQU32 pattern00000004<>+0(SB), Z2
+	VMOVDQU32 pattern00000007<>+0(SB), Z2
+	VMOVDQU32 pattern00880088<>+0(SB), Z2
+	VMOVDQU32 384(AX), Z3
+	VMOVDQU32 448(AX), Z4
+	VMOVDQU32 576(AX), Z5
+	MOVQ      a+0(FP), AX
+	MOVQ      8(AX), AX
+	XORQ      R10, R10
+	LEAQ      192(R10), R11
+	MOVQ      AX, R12
+	JMP       check5241
 
 next5240:
-	PREFETCHT0   (BX)(R12*4)
-	PREFETCHT0   (SI)(R12*4)
-	PREFETCHT0   (DI)(R12*2)
-	PREFETCHT0   (R8)(R12*2)
-	MOVQ         R11, R14
-	SHRQ         $0x03, R14
-	VPMOVZXWD    (DI)(R11*2), Z0
-	VPSLLD       $0x10, Z0, Z0
-	VPMOVSXWD    (R8)(R11*2), Z1
-	VPADDD       Z1, Z0, Z0
-	VMOVUPS      (BX)(R11*4), Z1
-	VMOVUPS      (SI)(R11*4), Z2
-	VSQRTPS      Z2, Z2
-	VMOVUPS      384(AX), Z3
-	VFMADD213PS  448(AX), Z3, Z2
-	VDIVPS       Z2, Z1, Z2
-	VMOVDQU32    576(AX), Z1
-	VMULPS       Z1, Z2, Z4
-	VMOVAPS      Z0, Z3
-	VFNMADD231PS Z1, Z2, Z3
-	VMOVDQU32    (CX), Z1
-	VFMADD213PS  Z3, Z3, Z1
-	VCMPPS       $0x00, Z4, Z0, K1
-	VPXORD       Z1, Z1, K1, Z1
-	VMOVDQU32    pattern7f800000<>+0(SB), Z4
-	VPANDD       Z4, Z1, Z3
-	VPCMPEQD     Z4, Z3, K1
-	VPXORD       Z1, Z1, K1, Z1
-	VMOVDQU32    pattern00000001<>+0(SB), Z0
-	VPSUBD       Z0, Z1, Z0
-	KMOVW        160(R9)(R14*1), K1
-	VPADDD       pattern00000001<>+0(SB), Z0, K1, Z0
-	KMOVW        192(R9)(R14*1), K1
-	VPADDD       pattern00000002<>+0(SB), Z0, K1, Z0
-	VMOVDQU32    Z0, (DX)(R11*4)
-	ADDQ         $0x00000010, R11
-	ADDQ         $0x00000010, R12
+	PREFETCHT0    (BX)(R11*4)
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	MOVQ          R10, R13
+	SHRQ          $0x03, R13
+	VPMOVZXWD     (DI)(R10*2), Z6
+	VPSLLD        $0x10, Z6, Z6
+	VPMOVSXWD     (R8)(R10*2), Z7
+	VPADDD        Z7, Z6, Z6
+	VMOVUPS       (BX)(R10*4), Z7
+	VMOVUPS       (SI)(R10*4), Z8
+	VSQRTPS       Z8, Z8
+	VMOVUPS       Z3, Z9
+	VFMADD213PS   Z4, Z9, Z8
+	VDIVPS        Z8, Z7, Z8
+	VMULPS        Z5, Z8, Z9
+	VMOVAPS       Z6, Z7
+	VFNMADD231PS  Z5, Z8, Z7
+	VMOVDQU32     (CX), Z8
+	VCMPPS        $0x04, Z9, Z6, K1
+	VFMADD213PS.Z Z7, Z7, K1, Z8
+	VFIXUPIMMPS   $0x00, Z2, Z8, Z8
+	VMOVDQU32     Z0, Z6
+	VPSUBD        Z6, Z8, Z6
+	KMOVW         160(R9)(R13*1), K1
+	VPADDD        Z0, Z6, K1, Z6
+	KMOVW         192(R9)(R13*1), K1
+	VPADDD        Z1, Z6, K1, Z6
+	VMOVDQU32     Z6, (DX)(R10*4)
+	ADDQ          $0x00000010, R10
+	ADDQ          $0x00000010, R11
 
 check5241:
-	CMPQ    R11, R13
+	CMPQ    R10, R12
 	JB      next5240
-	MOVQ    R11, R12
-	CMPQ    R13, R10
-	MOVQ    R10, R13
+	MOVQ    R10, R11
+	CMPQ    R12, AX
+	MOVQ    AX, R12
 	JB      next5240
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3031,355 +2927,317 @@ check5243:
 // func foreseeFP32AVX512(a *RetractionArguments)
 // Requires: AVX, AVX512F, MMX+, SSE
 TEXT ·foreseeFP32AVX512(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    104(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVQ    24(R9), R9
-	MOVQ    a+0(FP), R10
-	MOVQ    88(R10), R10
-	MOVQ    a+0(FP), R11
-	MOVQ    8(R11), R11
-	CMPQ    R9, $0x01
-	JE      fp165246
-	JA      fp325247
-	XORQ    R9, R9
-	LEAQ    192(R9), R12
-	MOVQ    R11, R13
-	JMP     check5250
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      104(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      72(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      64(DI), DI
+	MOVQ      a+0(FP), R8
+	MOVQ      96(R8), R8
+	VMOVDQU32 pattern00000001<>+0(SB), Z0
+	VMOVDQU32 pattern00000002<>+0(SB), Z1
+	VMOVDQU32 pattern00000003<>+0(SB), Z2
+	VMOVDQU32 pattern00000004<>+0(SB), Z3
+	VMOVDQU32 pattern00000007<>+0(SB), Z4
+	VMOVDQU32 pattern00880088<>+0(SB), Z5
+	VMOVDQU32 (AX), Z6
+	VMOVDQU32 64(AX), Z7
+	VMOVDQU32 128(AX), Z8
+	VMOVDQU32 192(AX), Z9
+	VMOVDQU32 256(AX), Z10
+	VMOVDQU32 320(AX), Z11
+	VMOVDQU32 384(AX), Z12
+	VMOVDQU32 448(AX), Z13
+	VMOVDQU32 512(AX), Z14
+	VMOVDQU32 576(AX), Z15
+	MOVQ      a+0(FP), AX
+	MOVQ      24(AX), AX
+	MOVQ      a+0(FP), R9
+	MOVQ      88(R9), R9
+	MOVQ      a+0(FP), R10
+	MOVQ      8(R10), R10
+	CMPQ      AX, $0x01
+	JE        fp165246
+	JA        fp325247
+	XORQ      AX, AX
+	LEAQ      192(AX), R11
+	MOVQ      R10, R12
+	JMP       check5250
 
 next5249:
-	PREFETCHT0   (R10)(R12*2)
-	PREFETCHT0   (BX)(R12*4)
-	PREFETCHT0   (SI)(R12*4)
-	PREFETCHT0   (DI)(R12*4)
-	MOVQ         R9, R14
-	SHRQ         $0x03, R14
-	VPMOVZXWD    (R10)(R9*2), Z0
-	VPSLLD       $0x10, Z0, Z0
-	VMOVUPS      (DI)(R9*4), Z1
-	VMULPS       (AX), Z0, Z0
-	VFMADD231PS  64(AX), Z1, Z0
-	VMULPS       Z0, Z0, Z2
-	VMOVUPS      128(AX), Z3
-	VMULPS       (BX)(R9*4), Z3, Z3
-	VFMADD231PS  192(AX), Z0, Z3
-	VMOVDQU32    192(AX), Z4
-	VMULPS       Z4, Z0, Z6
-	VMOVAPS      Z3, Z5
-	VFNMADD231PS Z4, Z0, Z5
-	VMOVDQU32    64(CX), Z0
-	VFMADD213PS  Z5, Z5, Z0
-	VCMPPS       $0x00, Z6, Z3, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern7f800000<>+0(SB), Z6
-	VPANDD       Z6, Z0, Z5
-	VPCMPEQD     Z6, Z5, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    Z0, 1024(DX)(R9*4)
-	VMOVDQU32    (BX)(R9*4), Z4
-	VPSUBD       Z0, Z4, Z4
-	VPADDD       pattern00000003<>+0(SB), Z4, Z4
-	VPMINUD      pattern00000007<>+0(SB), Z4, Z4
-	VPTESTMD     pattern00000001<>+0(SB), Z4, K1
-	KMOVW        K1, (R8)(R14*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z4, K1
-	KMOVW        K1, 32(R8)(R14*1)
-	VPTESTMD     pattern00000004<>+0(SB), Z4, K1
-	KMOVW        K1, 64(R8)(R14*1)
-	VMOVUPS      256(AX), Z0
-	VMULPS       (SI)(R9*4), Z0, Z0
-	VFMADD231PS  320(AX), Z2, Z0
-	VMOVDQU32    320(AX), Z4
-	VMULPS       Z4, Z2, Z6
-	VMOVAPS      Z0, Z5
-	VFNMADD231PS Z4, Z2, Z5
-	VMOVDQU32    128(CX), Z2
-	VFMADD213PS  Z5, Z5, Z2
-	VCMPPS       $0x00, Z6, Z0, K1
-	VPXORD       Z2, Z2, K1, Z2
-	VMOVDQU32    pattern7f800000<>+0(SB), Z6
-	VPANDD       Z6, Z2, Z5
-	VPCMPEQD     Z6, Z5, K1
-	VPXORD       Z2, Z2, K1, Z2
-	VMOVDQU32    Z2, 2048(DX)(R9*4)
-	VMOVDQU32    (SI)(R9*4), Z4
-	VPSUBD       Z2, Z4, Z4
-	VPADDD       pattern00000001<>+0(SB), Z4, Z4
-	VPMINUD      pattern00000003<>+0(SB), Z4, Z4
-	VPTESTMD     pattern00000001<>+0(SB), Z4, K1
-	KMOVW        K1, 96(R8)(R14*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z4, K1
-	KMOVW        K1, 128(R8)(R14*1)
-	VSQRTPS      Z0, Z0
-	VMOVUPS      384(AX), Z2
-	VFMADD213PS  448(AX), Z2, Z0
-	VDIVPS       Z0, Z3, Z0
-	VMOVAPS      Z1, Z2
-	VFMADD231PS  512(AX), Z1, Z2
-	VFMADD231PS  576(AX), Z0, Z2
-	VMOVDQU32    576(AX), Z3
-	VMULPS       Z3, Z0, Z5
-	VMOVAPS      Z2, Z4
-	VFNMADD231PS Z3, Z0, Z4
-	VMOVDQU32    (CX), Z0
-	VFMADD213PS  Z4, Z4, Z0
-	VCMPPS       $0x00, Z5, Z2, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern7f800000<>+0(SB), Z5
-	VPANDD       Z5, Z0, Z4
-	VPCMPEQD     Z5, Z4, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    Z0, (DX)(R9*4)
-	VMOVDQU32    Z1, Z1
-	VPSUBD       Z0, Z1, Z1
-	VPADDD       pattern00000001<>+0(SB), Z1, Z1
-	VPMINUD      pattern00000003<>+0(SB), Z1, Z1
-	VPTESTMD     pattern00000001<>+0(SB), Z1, K1
-	KMOVW        K1, 160(R8)(R14*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z1, K1
-	KMOVW        K1, 192(R8)(R14*1)
-	ADDQ         $0x00000010, R9
-	ADDQ         $0x00000010, R12
+	PREFETCHT0    (R9)(R11*2)
+	PREFETCHT0    (BX)(R11*4)
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (DI)(R11*4)
+	MOVQ          AX, R13
+	SHRQ          $0x03, R13
+	VPMOVZXWD     (R9)(AX*2), Z16
+	VPSLLD        $0x10, Z16, Z16
+	VMOVUPS       (DI)(AX*4), Z17
+	VMULPS        Z6, Z16, Z16
+	VFMADD231PS   Z7, Z17, Z16
+	VMULPS        Z16, Z16, Z18
+	VMOVUPS       (BX)(AX*4), Z20
+	VMULPS        Z8, Z20, Z19
+	VFMADD231PS   Z9, Z16, Z19
+	VMULPS        Z9, Z16, Z22
+	VMOVAPS       Z19, Z21
+	VFNMADD231PS  Z9, Z16, Z21
+	VMOVDQU32     64(CX), Z16
+	VCMPPS        $0x04, Z22, Z19, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, 1024(DX)(AX*4)
+	VPSUBD        Z16, Z20, Z16
+	VPADDD        Z2, Z16, Z16
+	VPMINUD       Z4, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, (R8)(R13*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 32(R8)(R13*1)
+	VPTESTMD      Z3, Z16, K1
+	KMOVW         K1, 64(R8)(R13*1)
+	VMOVUPS       (SI)(AX*4), Z20
+	VMULPS        Z10, Z20, Z16
+	VFMADD231PS   Z11, Z18, Z16
+	VMULPS        Z11, Z18, Z22
+	VMOVAPS       Z16, Z21
+	VFNMADD231PS  Z11, Z18, Z21
+	VMOVDQU32     128(CX), Z18
+	VCMPPS        $0x04, Z22, Z16, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z18
+	VFIXUPIMMPS   $0x00, Z5, Z18, Z18
+	VMOVDQU32     Z18, 2048(DX)(AX*4)
+	VPSUBD        Z18, Z20, Z18
+	VPADDD        Z0, Z18, Z18
+	VPMINUD       Z2, Z18, Z18
+	VPTESTMD      Z0, Z18, K1
+	KMOVW         K1, 96(R8)(R13*1)
+	VPTESTMD      Z1, Z18, K1
+	KMOVW         K1, 128(R8)(R13*1)
+	VSQRTPS       Z16, Z16
+	VMOVUPS       Z12, Z18
+	VFMADD213PS   Z13, Z18, Z16
+	VDIVPS        Z16, Z19, Z16
+	VMOVAPS       Z17, Z18
+	VFMADD231PS   Z14, Z17, Z18
+	VFMADD231PS   Z15, Z16, Z18
+	VMULPS        Z15, Z16, Z20
+	VMOVAPS       Z18, Z19
+	VFNMADD231PS  Z15, Z16, Z19
+	VMOVDQU32     (CX), Z16
+	VCMPPS        $0x04, Z20, Z18, K1
+	VFMADD213PS.Z Z19, Z19, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, (DX)(AX*4)
+	VPSUBD        Z16, Z17, Z16
+	VPADDD        Z0, Z16, Z16
+	VPMINUD       Z2, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, 160(R8)(R13*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 192(R8)(R13*1)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R11
 
 check5250:
-	CMPQ R9, R13
+	CMPQ AX, R12
 	JB   next5249
-	MOVQ R9, R12
-	CMPQ R13, R11
-	MOVQ R11, R13
+	MOVQ AX, R11
+	CMPQ R12, R10
+	MOVQ R10, R12
 	JB   next5249
 	JMP  done5248
 
 fp165246:
-	XORQ R9, R9
-	LEAQ 192(R9), R12
-	MOVQ R11, R13
+	XORQ AX, AX
+	LEAQ 192(AX), R11
+	MOVQ R10, R12
 	JMP  check5252
 
 next5251:
-	PREFETCHT0   (R10)(R12*2)
-	PREFETCHT0   (BX)(R12*4)
-	PREFETCHT0   (SI)(R12*4)
-	PREFETCHT0   (DI)(R12*4)
-	MOVQ         R9, R14
-	SHRQ         $0x03, R14
-	VCVTPH2PS    (R10)(R9*2), Z0
-	VMOVUPS      (DI)(R9*4), Z1
-	VMULPS       (AX), Z0, Z0
-	VFMADD231PS  64(AX), Z1, Z0
-	VMULPS       Z0, Z0, Z2
-	VMOVUPS      128(AX), Z3
-	VMULPS       (BX)(R9*4), Z3, Z3
-	VFMADD231PS  192(AX), Z0, Z3
-	VMOVDQU32    192(AX), Z4
-	VMULPS       Z4, Z0, Z6
-	VMOVAPS      Z3, Z5
-	VFNMADD231PS Z4, Z0, Z5
-	VMOVDQU32    64(CX), Z0
-	VFMADD213PS  Z5, Z5, Z0
-	VCMPPS       $0x00, Z6, Z3, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern7f800000<>+0(SB), Z6
-	VPANDD       Z6, Z0, Z5
-	VPCMPEQD     Z6, Z5, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    Z0, 1024(DX)(R9*4)
-	VMOVDQU32    (BX)(R9*4), Z4
-	VPSUBD       Z0, Z4, Z4
-	VPADDD       pattern00000003<>+0(SB), Z4, Z4
-	VPMINUD      pattern00000007<>+0(SB), Z4, Z4
-	VPTESTMD     pattern00000001<>+0(SB), Z4, K1
-	KMOVW        K1, (R8)(R14*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z4, K1
-	KMOVW        K1, 32(R8)(R14*1)
-	VPTESTMD     pattern00000004<>+0(SB), Z4, K1
-	KMOVW        K1, 64(R8)(R14*1)
-	VMOVUPS      256(AX), Z0
-	VMULPS       (SI)(R9*4), Z0, Z0
-	VFMADD231PS  320(AX), Z2, Z0
-	VMOVDQU32    320(AX), Z4
-	VMULPS       Z4, Z2, Z6
-	VMOVAPS      Z0, Z5
-	VFNMADD231PS Z4, Z2, Z5
-	VMOVDQU32    128(CX), Z2
-	VFMADD213PS  Z5, Z5, Z2
-	VCMPPS       $0x00, Z6, Z0, K1
-	VPXORD       Z2, Z2, K1, Z2
-	VMOVDQU32    pattern7f800000<>+0(SB), Z6
-	VPANDD       Z6, Z2, Z5
-	VPCMPEQD     Z6, Z5, K1
-	VPXORD       Z2, Z2, K1, Z2
-	VMOVDQU32    Z2, 2048(DX)(R9*4)
-	VMOVDQU32    (SI)(R9*4), Z4
-	VPSUBD       Z2, Z4, Z4
-	VPADDD       pattern00000001<>+0(SB), Z4, Z4
-	VPMINUD      pattern00000003<>+0(SB), Z4, Z4
-	VPTESTMD     pattern00000001<>+0(SB), Z4, K1
-	KMOVW        K1, 96(R8)(R14*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z4, K1
-	KMOVW        K1, 128(R8)(R14*1)
-	VSQRTPS      Z0, Z0
-	VMOVUPS      384(AX), Z2
-	VFMADD213PS  448(AX), Z2, Z0
-	VDIVPS       Z0, Z3, Z0
-	VMOVAPS      Z1, Z2
-	VFMADD231PS  512(AX), Z1, Z2
-	VFMADD231PS  576(AX), Z0, Z2
-	VMOVDQU32    576(AX), Z3
-	VMULPS       Z3, Z0, Z5
-	VMOVAPS      Z2, Z4
-	VFNMADD231PS Z3, Z0, Z4
-	VMOVDQU32    (CX), Z0
-	VFMADD213PS  Z4, Z4, Z0
-	VCMPPS       $0x00, Z5, Z2, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern7f800000<>+0(SB), Z5
-	VPANDD       Z5, Z0, Z4
-	VPCMPEQD     Z5, Z4, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    Z0, (DX)(R9*4)
-	VMOVDQU32    Z1, Z1
-	VPSUBD       Z0, Z1, Z1
-	VPADDD       pattern00000001<>+0(SB), Z1, Z1
-	VPMINUD      pattern00000003<>+0(SB), Z1, Z1
-	VPTESTMD     pattern00000001<>+0(SB), Z1, K1
-	KMOVW        K1, 160(R8)(R14*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z1, K1
-	KMOVW        K1, 192(R8)(R14*1)
-	ADDQ         $0x00000010, R9
-	ADDQ         $0x00000010, R12
+	PREFETCHT0    (R9)(R11*2)
+	PREFETCHT0    (BX)(R11*4)
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (DI)(R11*4)
+	MOVQ          AX, R13
+	SHRQ          $0x03, R13
+	VCVTPH2PS     (R9)(AX*2), Z16
+	VMOVUPS       (DI)(AX*4), Z17
+	VMULPS        Z6, Z16, Z16
+	VFMADD231PS   Z7, Z17, Z16
+	VMULPS        Z16, Z16, Z18
+	VMOVUPS       (BX)(AX*4), Z20
+	VMULPS        Z8, Z20, Z19
+	VFMADD231PS   Z9, Z16, Z19
+	VMULPS        Z9, Z16, Z22
+	VMOVAPS       Z19, Z21
+	VFNMADD231PS  Z9, Z16, Z21
+	VMOVDQU32     64(CX), Z16
+	VCMPPS        $0x04, Z22, Z19, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, 1024(DX)(AX*4)
+	VPSUBD        Z16, Z20, Z16
+	VPADDD        Z2, Z16, Z16
+	VPMINUD       Z4, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, (R8)(R13*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 32(R8)(R13*1)
+	VPTESTMD      Z3, Z16, K1
+	KMOVW         K1, 64(R8)(R13*1)
+	VMOVUPS       (SI)(AX*4), Z20
+	VMULPS        Z10, Z20, Z16
+	VFMADD231PS   Z11, Z18, Z16
+	VMULPS        Z11, Z18, Z22
+	VMOVAPS       Z16, Z21
+	VFNMADD231PS  Z11, Z18, Z21
+	VMOVDQU32     128(CX), Z18
+	VCMPPS        $0x04, Z22, Z16, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z18
+	VFIXUPIMMPS   $0x00, Z5, Z18, Z18
+	VMOVDQU32     Z18, 2048(DX)(AX*4)
+	VPSUBD        Z18, Z20, Z18
+	VPADDD        Z0, Z18, Z18
+	VPMINUD       Z2, Z18, Z18
+	VPTESTMD      Z0, Z18, K1
+	KMOVW         K1, 96(R8)(R13*1)
+	VPTESTMD      Z1, Z18, K1
+	KMOVW         K1, 128(R8)(R13*1)
+	VSQRTPS       Z16, Z16
+	VMOVUPS       Z12, Z18
+	VFMADD213PS   Z13, Z18, Z16
+	VDIVPS        Z16, Z19, Z16
+	VMOVAPS       Z17, Z18
+	VFMADD231PS   Z14, Z17, Z18
+	VFMADD231PS   Z15, Z16, Z18
+	VMULPS        Z15, Z16, Z20
+	VMOVAPS       Z18, Z19
+	VFNMADD231PS  Z15, Z16, Z19
+	VMOVDQU32     (CX), Z16
+	VCMPPS        $0x04, Z20, Z18, K1
+	VFMADD213PS.Z Z19, Z19, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, (DX)(AX*4)
+	VPSUBD        Z16, Z17, Z16
+	VPADDD        Z0, Z16, Z16
+	VPMINUD       Z2, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, 160(R8)(R13*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 192(R8)(R13*1)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R11
 
 check5252:
-	CMPQ R9, R13
+	CMPQ AX, R12
 	JB   next5251
-	MOVQ R9, R12
-	CMPQ R13, R11
-	MOVQ R11, R13
+	MOVQ AX, R11
+	CMPQ R12, R10
+	MOVQ R10, R12
 	JB   next5251
 	JMP  done5248
 
 fp325247:
-	XORQ R9, R9
-	LEAQ 192(R9), R12
-	MOVQ R11, R13
+	XORQ AX, AX
+	LEAQ 192(AX), R11
+	MOVQ R10, R12
 	JMP  check5254
 
 next5253:
-	PREFETCHT0   (R10)(R12*4)
-	PREFETCHT0   (BX)(R12*4)
-	PREFETCHT0   (SI)(R12*4)
-	PREFETCHT0   (DI)(R12*4)
-	MOVQ         R9, R14
-	SHRQ         $0x03, R14
-	VMOVUPS      (R10)(R9*4), Z0
-	VMOVUPS      (DI)(R9*4), Z1
-	VMULPS       (AX), Z0, Z0
-	VFMADD231PS  64(AX), Z1, Z0
-	VMULPS       Z0, Z0, Z2
-	VMOVUPS      128(AX), Z3
-	VMULPS       (BX)(R9*4), Z3, Z3
-	VFMADD231PS  192(AX), Z0, Z3
-	VMOVDQU32    192(AX), Z4
-	VMULPS       Z4, Z0, Z6
-	VMOVAPS      Z3, Z5
-	VFNMADD231PS Z4, Z0, Z5
-	VMOVDQU32    64(CX), Z0
-	VFMADD213PS  Z5, Z5, Z0
-	VCMPPS       $0x00, Z6, Z3, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern7f800000<>+0(SB), Z6
-	VPANDD       Z6, Z0, Z5
-	VPCMPEQD     Z6, Z5, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    Z0, 1024(DX)(R9*4)
-	VMOVDQU32    (BX)(R9*4), Z4
-	VPSUBD       Z0, Z4, Z4
-	VPADDD       pattern00000003<>+0(SB), Z4, Z4
-	VPMINUD      pattern00000007<>+0(SB), Z4, Z4
-	VPTESTMD     pattern00000001<>+0(SB), Z4, K1
-	KMOVW        K1, (R8)(R14*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z4, K1
-	KMOVW        K1, 32(R8)(R14*1)
-	VPTESTMD     pattern00000004<>+0(SB), Z4, K1
-	KMOVW        K1, 64(R8)(R14*1)
-	VMOVUPS      256(AX), Z0
-	VMULPS       (SI)(R9*4), Z0, Z0
-	VFMADD231PS  320(AX), Z2, Z0
-	VMOVDQU32    320(AX), Z4
-	VMULPS       Z4, Z2, Z6
-	VMOVAPS      Z0, Z5
-	VFNMADD231PS Z4, Z2, Z5
-	VMOVDQU32    128(CX), Z2
-	VFMADD213PS  Z5, Z5, Z2
-	VCMPPS       $0x00, Z6, Z0, K1
-	VPXORD       Z2, Z2, K1, Z2
-	VMOVDQU32    pattern7f800000<>+0(SB), Z6
-	VPANDD       Z6, Z2, Z5
-	VPCMPEQD     Z6, Z5, K1
-	VPXORD       Z2, Z2, K1, Z2
-	VMOVDQU32    Z2, 2048(DX)(R9*4)
-	VMOVDQU32    (SI)(R9*4), Z4
-	VPSUBD       Z2, Z4, Z4
-	VPADDD       pattern00000001<>+0(SB), Z4, Z4
-	VPMINUD      pattern00000003<>+0(SB), Z4, Z4
-	VPTESTMD     pattern00000001<>+0(SB), Z4, K1
-	KMOVW        K1, 96(R8)(R14*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z4, K1
-	KMOVW        K1, 128(R8)(R14*1)
-	VSQRTPS      Z0, Z0
-	VMOVUPS      384(AX), Z2
-	VFMADD213PS  448(AX), Z2, Z0
-	VDIVPS       Z0, Z3, Z0
-	VMOVAPS      Z1, Z2
-	VFMADD231PS  512(AX), Z1, Z2
-	VFMADD231PS  576(AX), Z0, Z2
-	VMOVDQU32    576(AX), Z3
-	VMULPS       Z3, Z0, Z5
-	VMOVAPS      Z2, Z4
-	VFNMADD231PS Z3, Z0, Z4
-	VMOVDQU32    (CX), Z0
-	VFMADD213PS  Z4, Z4, Z0
-	VCMPPS       $0x00, Z5, Z2, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern7f800000<>+0(SB), Z5
-	VPANDD       Z5, Z0, Z4
-	VPCMPEQD     Z5, Z4, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    Z0, (DX)(R9*4)
-	VMOVDQU32    Z1, Z1
-	VPSUBD       Z0, Z1, Z1
-	VPADDD       pattern00000001<>+0(SB), Z1, Z1
-	VPMINUD      pattern00000003<>+0(SB), Z1, Z1
-	VPTESTMD     pattern00000001<>+0(SB), Z1, K1
-	KMOVW        K1, 160(R8)(R14*1)
-	VPTESTMD     pattern00000002<>+0(SB), Z1, K1
-	KMOVW        K1, 192(R8)(R14*1)
-	ADDQ         $0x00000010, R9
-	ADDQ         $0x00000010, R12
+	PREFETCHT0    (R9)(R11*4)
+	PREFETCHT0    (BX)(R11*4)
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (DI)(R11*4)
+	MOVQ          AX, R13
+	SHRQ          $0x03, R13
+	VMOVUPS       (R9)(AX*4), Z16
+	VMOVUPS       (DI)(AX*4), Z17
+	VMULPS        Z6, Z16, Z16
+	VFMADD231PS   Z7, Z17, Z16
+	VMULPS        Z16, Z16, Z18
+	VMOVUPS       (BX)(AX*4), Z20
+	VMULPS        Z8, Z20, Z19
+	VFMADD231PS   Z9, Z16, Z19
+	VMULPS        Z9, Z16, Z22
+	VMOVAPS       Z19, Z21
+	VFNMADD231PS  Z9, Z16, Z21
+	VMOVDQU32     64(CX), Z16
+	VCMPPS        $0x04, Z22, Z19, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, 1024(DX)(AX*4)
+	VPSUBD        Z16, Z20, Z16
+	VPADDD        Z2, Z16, Z16
+	VPMINUD       Z4, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, (R8)(R13*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 32(R8)(R13*1)
+	VPTESTMD      Z3, Z16, K1
+	KMOVW         K1, 64(R8)(R13*1)
+	VMOVUPS       (SI)(AX*4), Z20
+	VMULPS        Z10, Z20, Z16
+	VFMADD231PS   Z11, Z18, Z16
+	VMULPS        Z11, Z18, Z22
+	VMOVAPS       Z16, Z21
+	VFNMADD231PS  Z11, Z18, Z21
+	VMOVDQU32     128(CX), Z18
+	VCMPPS        $0x04, Z22, Z16, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z18
+	VFIXUPIMMPS   $0x00, Z5, Z18, Z18
+	VMOVDQU32     Z18, 2048(DX)(AX*4)
+	VPSUBD        Z18, Z20, Z18
+	VPADDD        Z0, Z18, Z18
+	VPMINUD       Z2, Z18, Z18
+	VPTESTMD      Z0, Z18, K1
+	KMOVW         K1, 96(R8)(R13*1)
+	VPTESTMD      Z1, Z18, K1
+	KMOVW         K1, 128(R8)(R13*1)
+	VSQRTPS       Z16, Z16
+	VMOVUPS       Z12, Z18
+	VFMADD213PS   Z13, Z18, Z16
+	VDIVPS        Z16, Z19, Z16
+	VMOVAPS       Z17, Z18
+	VFMADD231PS   Z14, Z17, Z18
+	VFMADD231PS   Z15, Z16, Z18
+	VMULPS        Z15, Z16, Z20
+	VMOVAPS       Z18, Z19
+	VFNMADD231PS  Z15, Z16, Z19
+	VMOVDQU32     (CX), Z16
+	VCMPPS        $0x04, Z20, Z18, K1
+	VFMADD213PS.Z Z19, Z19, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, (DX)(AX*4)
+	VPSUBD        Z16, Z17, Z16
+	VPADDD        Z0, Z16, Z16
+	VPMINUD       Z2, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, 160(R8)(R13*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 192(R8)(R13*1)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R11
 
 check5254:
-	CMPQ R9, R13
+	CMPQ AX, R12
 	JB   next5253
-	MOVQ R9, R12
-	CMPQ R13, R11
-	MOVQ R11, R13
+	MOVQ AX, R11
+	CMPQ R12, R10
+	MOVQ R10, R12
 	JB   next5253
 
 done5248:
@@ -3390,73 +3248,77 @@ done5248:
 // func restoreMasterFP32AVX512(a *RetractionArguments)
 // Requires: AVX, AVX512F, MMX+, SSE
 TEXT ·restoreMasterFP32AVX512(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    104(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVQ    8(R9), R9
-	XORQ    R10, R10
-	LEAQ    192(R10), R11
-	MOVQ    R9, R12
-	JMP     check5256
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      104(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      72(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      64(DI), DI
+	MOVQ      a+0(FP), R8
+	MOVQ      96(R8), R8
+	VMOVDQU32 pattern00000001<>+0(SB), Z0
+	VMOVDQU32 pattern00000002<>+0(SB), Z1
+	VMOVDQU32 pattern00000003<>+0(SB), Z2
+	VMOVDQU32 pattern00000004<>+0(SB), Z2
+	VMOVDQU32 pattern00000007<>+0(SB), Z2
+	VMOVDQU32 pattern00880088<>+0(SB), Z2
+	VMOVDQU32 384(AX), Z3
+	VMOVDQU32 448(AX), Z4
+	VMOVDQU32 576(AX), Z5
+	MOVQ      a+0(FP), AX
+	MOVQ      8(AX), AX
+	XORQ      R9, R9
+	LEAQ      192(R9), R10
+	MOVQ      AX, R11
+	JMP       check5256
 
 next5255:
-	PREFETCHT0   (BX)(R11*4)
-	PREFETCHT0   (SI)(R11*4)
-	PREFETCHT0   (DI)(R11*4)
-	MOVQ         R10, R13
-	SHRQ         $0x03, R13
-	VMOVUPS      (DI)(R10*4), Z0
-	VMOVUPS      (BX)(R10*4), Z1
-	VMOVUPS      (SI)(R10*4), Z2
-	VSQRTPS      Z2, Z2
-	VMOVUPS      384(AX), Z3
-	VFMADD213PS  448(AX), Z3, Z2
-	VDIVPS       Z2, Z1, Z2
-	VMOVDQU32    576(AX), Z1
-	VMULPS       Z1, Z2, Z4
-	VMOVAPS      Z0, Z3
-	VFNMADD231PS Z1, Z2, Z3
-	VMOVDQU32    (CX), Z1
-	VFMADD213PS  Z3, Z3, Z1
-	VCMPPS       $0x00, Z4, Z0, K1
-	VPXORD       Z1, Z1, K1, Z1
-	VMOVDQU32    pattern7f800000<>+0(SB), Z4
-	VPANDD       Z4, Z1, Z3
-	VPCMPEQD     Z4, Z3, K1
-	VPXORD       Z1, Z1, K1, Z1
-	VMOVDQU32    pattern00000001<>+0(SB), Z0
-	VPSUBD       Z0, Z1, Z0
-	KMOVW        160(R8)(R13*1), K1
-	VPADDD       pattern00000001<>+0(SB), Z0, K1, Z0
-	KMOVW        192(R8)(R13*1), K1
-	VPADDD       pattern00000002<>+0(SB), Z0, K1, Z0
-	VMOVDQU32    Z0, (DX)(R10*4)
-	ADDQ         $0x00000010, R10
-	ADDQ         $0x00000010, R11
+	PREFETCHT0    (BX)(R10*4)
+	PREFETCHT0    (SI)(R10*4)
+	PREFETCHT0    (DI)(R10*4)
+	MOVQ          R9, R12
+	SHRQ          $0x03, R12
+	VMOVUPS       (DI)(R9*4), Z6
+	VMOVUPS       (BX)(R9*4), Z7
+	VMOVUPS       (SI)(R9*4), Z8
+	VSQRTPS       Z8, Z8
+	VMOVUPS       Z3, Z9
+	VFMADD213PS   Z4, Z9, Z8
+	VDIVPS        Z8, Z7, Z8
+	VMULPS        Z5, Z8, Z9
+	VMOVAPS       Z6, Z7
+	VFNMADD231PS  Z5, Z8, Z7
+	VMOVDQU32     (CX), Z8
+	VCMPPS        $0x04, Z9, Z6, K1
+	VFMADD213PS.Z Z7, Z7, K1, Z8
+	VFIXUPIMMPS   $0x00, Z2, Z8, Z8
+	VMOVDQU32     Z0, Z6
+	VPSUBD        Z6, Z8, Z6
+	KMOVW         160(R8)(R12*1), K1
+	VPADDD        Z0, Z6, K1, Z6
+	KMOVW         192(R8)(R12*1), K1
+	VPADDD        Z1, Z6, K1, Z6
+	VMOVDQU32     Z6, (DX)(R9*4)
+	ADDQ          $0x00000010, R9
+	ADDQ          $0x00000010, R10
 
 check5256:
-	CMPQ    R10, R12
+	CMPQ    R9, R11
 	JB      next5255
-	MOVQ    R10, R11
-	CMPQ    R12, R9
-	MOVQ    R9, R12
+	MOVQ    R9, R10
+	CMPQ    R11, AX
+	MOVQ    AX, R11
 	JB      next5255
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3594,238 +3456,218 @@ check5259:
 // func restoreMomentsAVX512(a *RetractionArguments)
 // Requires: AVX, AVX512F, MMX+, SSE
 TEXT ·restoreMomentsAVX512(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    104(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVQ    24(R9), R9
-	MOVQ    a+0(FP), R10
-	MOVQ    88(R10), R10
-	MOVQ    a+0(FP), R11
-	MOVQ    8(R11), R11
-	CMPQ    R9, $0x01
-	JE      fp165272
-	JA      fp325273
-	XORQ    R9, R9
-	LEAQ    192(R9), R12
-	MOVQ    R11, R13
-	JMP     check5276
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      104(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      72(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      64(DI), DI
+	MOVQ      a+0(FP), R8
+	MOVQ      96(R8), R8
+	VMOVDQU32 pattern00000001<>+0(SB), Z0
+	VMOVDQU32 pattern00000002<>+0(SB), Z1
+	VMOVDQU32 pattern00000003<>+0(SB), Z2
+	VMOVDQU32 pattern00000004<>+0(SB), Z3
+	VMOVDQU32 pattern00000007<>+0(SB), Z4
+	VMOVDQU32 pattern00880088<>+0(SB), Z4
+	VMOVDQU32 (AX), Z5
+	VMOVDQU32 64(AX), Z6
+	VMOVDQU32 192(AX), Z7
+	VMOVDQU32 320(AX), Z8
+	MOVQ      a+0(FP), AX
+	MOVQ      24(AX), AX
+	MOVQ      a+0(FP), R9
+	MOVQ      88(R9), R9
+	MOVQ      a+0(FP), R10
+	MOVQ      8(R10), R10
+	CMPQ      AX, $0x01
+	JE        fp165272
+	JA        fp325273
+	XORQ      AX, AX
+	LEAQ      192(AX), R11
+	MOVQ      R10, R12
+	JMP       check5276
 
 next5275:
-	PREFETCHT0   (R10)(R12*2)
-	MOVQ         R9, R14
-	SHRQ         $0x03, R14
-	VPMOVZXWD    (R10)(R9*2), Z0
-	VPSLLD       $0x10, Z0, Z0
-	VMOVUPS      (DI)(R9*4), Z1
-	VMULPS       (AX), Z0, Z0
-	VFMADD231PS  64(AX), Z1, Z0
-	VMULPS       Z0, Z0, Z2
-	VMOVUPS      (BX)(R9*4), Z1
-	VMOVDQU32    192(AX), Z3
-	VMULPS       Z3, Z0, Z5
-	VMOVAPS      Z1, Z4
-	VFNMADD231PS Z3, Z0, Z4
-	VMOVDQU32    64(CX), Z0
-	VFMADD213PS  Z4, Z4, Z0
-	VCMPPS       $0x00, Z5, Z1, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern7f800000<>+0(SB), Z5
-	VPANDD       Z5, Z0, Z4
-	VPCMPEQD     Z5, Z4, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern00000003<>+0(SB), Z1
-	VPSUBD       Z1, Z0, Z1
-	KMOVW        (R8)(R14*1), K1
-	VPADDD       pattern00000001<>+0(SB), Z1, K1, Z1
-	KMOVW        32(R8)(R14*1), K1
-	VPADDD       pattern00000002<>+0(SB), Z1, K1, Z1
-	KMOVW        64(R8)(R14*1), K1
-	VPADDD       pattern00000004<>+0(SB), Z1, K1, Z1
-	VMOVDQU32    Z1, 1024(DX)(R9*4)
-	VMOVUPS      (SI)(R9*4), Z0
-	VMOVDQU32    320(AX), Z1
-	VMULPS       Z1, Z2, Z4
-	VMOVAPS      Z0, Z3
-	VFNMADD231PS Z1, Z2, Z3
-	VMOVDQU32    128(CX), Z1
-	VFMADD213PS  Z3, Z3, Z1
-	VCMPPS       $0x00, Z4, Z0, K1
-	VPXORD       Z1, Z1, K1, Z1
-	VMOVDQU32    pattern7f800000<>+0(SB), Z4
-	VPANDD       Z4, Z1, Z3
-	VPCMPEQD     Z4, Z3, K1
-	VPXORD       Z1, Z1, K1, Z1
-	VMOVDQU32    pattern00000001<>+0(SB), Z0
-	VPSUBD       Z0, Z1, Z0
-	KMOVW        96(R8)(R14*1), K1
-	VPADDD       pattern00000001<>+0(SB), Z0, K1, Z0
-	KMOVW        128(R8)(R14*1), K1
-	VPADDD       pattern00000002<>+0(SB), Z0, K1, Z0
-	VMOVDQU32    Z0, 2048(DX)(R9*4)
-	ADDQ         $0x00000010, R9
-	ADDQ         $0x00000010, R12
+	PREFETCHT0    (R9)(R11*2)
+	MOVQ          AX, R13
+	SHRQ          $0x03, R13
+	VPMOVZXWD     (R9)(AX*2), Z9
+	VPSLLD        $0x10, Z9, Z9
+	VMOVUPS       (DI)(AX*4), Z10
+	VMULPS        Z5, Z9, Z9
+	VFMADD231PS   Z6, Z10, Z9
+	VMULPS        Z9, Z9, Z11
+	VMOVUPS       (BX)(AX*4), Z10
+	VMULPS        Z7, Z9, Z13
+	VMOVAPS       Z10, Z12
+	VFNMADD231PS  Z7, Z9, Z12
+	VMOVDQU32     64(CX), Z9
+	VCMPPS        $0x04, Z13, Z10, K1
+	VFMADD213PS.Z Z12, Z12, K1, Z9
+	VFIXUPIMMPS   $0x00, Z4, Z9, Z9
+	VMOVDQU32     Z2, Z10
+	VPSUBD        Z10, Z9, Z10
+	KMOVW         (R8)(R13*1), K1
+	VPADDD        Z0, Z10, K1, Z10
+	KMOVW         32(R8)(R13*1), K1
+	VPADDD        Z1, Z10, K1, Z10
+	KMOVW         64(R8)(R13*1), K1
+	VPADDD        Z3, Z10, K1, Z10
+	VMOVDQU32     Z10, 1024(DX)(AX*4)
+	VMOVUPS       (SI)(AX*4), Z9
+	VMULPS        Z8, Z11, Z12
+	VMOVAPS       Z9, Z10
+	VFNMADD231PS  Z8, Z11, Z10
+	VMOVDQU32     128(CX), Z11
+	VCMPPS        $0x04, Z12, Z9, K1
+	VFMADD213PS.Z Z10, Z10, K1, Z11
+	VFIXUPIMMPS   $0x00, Z4, Z11, Z11
+	VMOVDQU32     Z0, Z9
+	VPSUBD        Z9, Z11, Z9
+	KMOVW         96(R8)(R13*1), K1
+	VPADDD        Z0, Z9, K1, Z9
+	KMOVW         128(R8)(R13*1), K1
+	VPADDD        Z1, Z9, K1, Z9
+	VMOVDQU32     Z9, 2048(DX)(AX*4)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R11
 
 check5276:
-	CMPQ R9, R13
+	CMPQ AX, R12
 	JB   next5275
-	MOVQ R9, R12
-	CMPQ R13, R11
-	MOVQ R11, R13
+	MOVQ AX, R11
+	CMPQ R12, R10
+	MOVQ R10, R12
 	JB   next5275
 	JMP  done5274
 
 fp165272:
-	XORQ R9, R9
-	LEAQ 192(R9), R12
-	MOVQ R11, R13
+	XORQ AX, AX
+	LEAQ 192(AX), R11
+	MOVQ R10, R12
 	JMP  check5278
 
 next5277:
-	PREFETCHT0   (R10)(R12*2)
-	MOVQ         R9, R14
-	SHRQ         $0x03, R14
-	VCVTPH2PS    (R10)(R9*2), Z0
-	VMOVUPS      (DI)(R9*4), Z1
-	VMULPS       (AX), Z0, Z0
-	VFMADD231PS  64(AX), Z1, Z0
-	VMULPS       Z0, Z0, Z2
-	VMOVUPS      (BX)(R9*4), Z1
-	VMOVDQU32    192(AX), Z3
-	VMULPS       Z3, Z0, Z5
-	VMOVAPS      Z1, Z4
-	VFNMADD231PS Z3, Z0, Z4
-	VMOVDQU32    64(CX), Z0
-	VFMADD213PS  Z4, Z4, Z0
-	VCMPPS       $0x00, Z5, Z1, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern7f800000<>+0(SB), Z5
-	VPANDD       Z5, Z0, Z4
-	VPCMPEQD     Z5, Z4, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern00000003<>+0(SB), Z1
-	VPSUBD       Z1, Z0, Z1
-	KMOVW        (R8)(R14*1), K1
-	VPADDD       pattern00000001<>+0(SB), Z1, K1, Z1
-	KMOVW        32(R8)(R14*1), K1
-	VPADDD       pattern00000002<>+0(SB), Z1, K1, Z1
-	KMOVW        64(R8)(R14*1), K1
-	VPADDD       pattern00000004<>+0(SB), Z1, K1, Z1
-	VMOVDQU32    Z1, 1024(DX)(R9*4)
-	VMOVUPS      (SI)(R9*4), Z0
-	VMOVDQU32    320(AX), Z1
-	VMULPS       Z1, Z2, Z4
-	VMOVAPS      Z0, Z3
-	VFNMADD231PS Z1, Z2, Z3
-	VMOVDQU32    128(CX), Z1
-	VFMADD213PS  Z3, Z3, Z1
-	VCMPPS       $0x00, Z4, Z0, K1
-	VPXORD       Z1, Z1, K1, Z1
-	VMOVDQU32    pattern7f800000<>+0(SB), Z4
-	VPANDD       Z4, Z1, Z3
-	VPCMPEQD     Z4, Z3, K1
-	VPXORD       Z1, Z1, K1, Z1
-	VMOVDQU32    pattern00000001<>+0(SB), Z0
-	VPSUBD       Z0, Z1, Z0
-	KMOVW        96(R8)(R14*1), K1
-	VPADDD       pattern00000001<>+0(SB), Z0, K1, Z0
-	KMOVW        128(R8)(R14*1), K1
-	VPADDD       pattern00000002<>+0(SB), Z0, K1, Z0
-	VMOVDQU32    Z0, 2048(DX)(R9*4)
-	ADDQ         $0x00000010, R9
-	ADDQ         $0x00000010, R12
+	PREFETCHT0    (R9)(R11*2)
+	MOVQ          AX, R13
+	SHRQ          $0x03, R13
+	VCVTPH2PS     (R9)(AX*2), Z9
+	VMOVUPS       (DI)(AX*4), Z10
+	VMULPS        Z5, Z9, Z9
+	VFMADD231PS   Z6, Z10, Z9
+	VMULPS        Z9, Z9, Z11
+	VMOVUPS       (BX)(AX*4), Z10
+	VMULPS        Z7, Z9, Z13
+	VMOVAPS       Z10, Z12
+	VFNMADD231PS  Z7, Z9, Z12
+	VMOVDQU32     64(CX), Z9
+	VCMPPS        $0x04, Z13, Z10, K1
+	VFMADD213PS.Z Z12, Z12, K1, Z9
+	VFIXUPIMMPS   $0x00, Z4, Z9, Z9
+	VMOVDQU32     Z2, Z10
+	VPSUBD        Z10, Z9, Z10
+	KMOVW         (R8)(R13*1), K1
+	VPADDD        Z0, Z10, K1, Z10
+	KMOVW         32(R8)(R13*1), K1
+	VPADDD        Z1, Z10, K1, Z10
+	KMOVW         64(R8)(R13*1), K1
+	VPADDD        Z3, Z10, K1, Z10
+	VMOVDQU32     Z10, 1024(DX)(AX*4)
+	VMOVUPS       (SI)(AX*4), Z9
+	VMULPS        Z8, Z11, Z12
+	VMOVAPS       Z9, Z10
+	VFNMADD231PS  Z8, Z11, Z10
+	VMOVDQU32     128(CX), Z11
+	VCMPPS        $0x04, Z12, Z9, K1
+	VFMADD213PS.Z Z10, Z10, K1, Z11
+	VFIXUPIMMPS   $0x00, Z4, Z11, Z11
+	VMOVDQU32     Z0, Z9
+	VPSUBD        Z9, Z11, Z9
+	KMOVW         96(R8)(R13*1), K1
+	VPADDD        Z0, Z9, K1, Z9
+	KMOVW         128(R8)(R13*1), K1
+	VPADDD        Z1, Z9, K1, Z9
+	VMOVDQU32     Z9, 2048(DX)(AX*4)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R11
 
 check5278:
-	CMPQ R9, R13
+	CMPQ AX, R12
 	JB   next5277
-	MOVQ R9, R12
-	CMPQ R13, R11
-	MOVQ R11, R13
+	MOVQ AX, R11
+	CMPQ R12, R10
+	MOVQ R10, R12
 	JB   next5277
 	JMP  done5274
 
 fp325273:
-	XORQ R9, R9
-	LEAQ 192(R9), R12
-	MOVQ R11, R13
+	XORQ AX, AX
+	LEAQ 192(AX), R11
+	MOVQ R10, R12
 	JMP  check5280
 
 next5279:
-	PREFETCHT0   (R10)(R12*4)
-	MOVQ         R9, R14
-	SHRQ         $0x03, R14
-	VMOVUPS      (R10)(R9*4), Z0
-	VMOVUPS      (DI)(R9*4), Z1
-	VMULPS       (AX), Z0, Z0
-	VFMADD231PS  64(AX), Z1, Z0
-	VMULPS       Z0, Z0, Z2
-	VMOVUPS      (BX)(R9*4), Z1
-	VMOVDQU32    192(AX), Z3
-	VMULPS       Z3, Z0, Z5
-	VMOVAPS      Z1, Z4
-	VFNMADD231PS Z3, Z0, Z4
-	VMOVDQU32    64(CX), Z0
-	VFMADD213PS  Z4, Z4, Z0
-	VCMPPS       $0x00, Z5, Z1, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern7f800000<>+0(SB), Z5
-	VPANDD       Z5, Z0, Z4
-	VPCMPEQD     Z5, Z4, K1
-	VPXORD       Z0, Z0, K1, Z0
-	VMOVDQU32    pattern00000003<>+0(SB), Z1
-	VPSUBD       Z1, Z0, Z1
-	KMOVW        (R8)(R14*1), K1
-	VPADDD       pattern00000001<>+0(SB), Z1, K1, Z1
-	KMOVW        32(R8)(R14*1), K1
-	VPADDD       pattern00000002<>+0(SB), Z1, K1, Z1
-	KMOVW        64(R8)(R14*1), K1
-	VPADDD       pattern00000004<>+0(SB), Z1, K1, Z1
-	VMOVDQU32    Z1, 1024(DX)(R9*4)
-	VMOVUPS      (SI)(R9*4), Z0
-	VMOVDQU32    320(AX), Z1
-	VMULPS       Z1, Z2, Z4
-	VMOVAPS      Z0, Z3
-	VFNMADD231PS Z1, Z2, Z3
-	VMOVDQU32    128(CX), Z1
-	VFMADD213PS  Z3, Z3, Z1
-	VCMPPS       $0x00, Z4, Z0, K1
-	VPXORD       Z1, Z1, K1, Z1
-	VMOVDQU32    pattern7f800000<>+0(SB), Z4
-	VPANDD       Z4, Z1, Z3
-	VPCMPEQD     Z4, Z3, K1
-	VPXORD       Z1, Z1, K1, Z1
-	VMOVDQU32    pattern00000001<>+0(SB), Z0
-	VPSUBD       Z0, Z1, Z0
-	KMOVW        96(R8)(R14*1), K1
-	VPADDD       pattern00000001<>+0(SB), Z0, K1, Z0
-	KMOVW        128(R8)(R14*1), K1
-	VPADDD       pattern00000002<>+0(SB), Z0, K1, Z0
-	VMOVDQU32    Z0, 2048(DX)(R9*4)
-	ADDQ         $0x00000010, R9
-	ADDQ         $0x00000010, R12
+	PREFETCHT0    (R9)(R11*4)
+	MOVQ          AX, R13
+	SHRQ          $0x03, R13
+	VMOVUPS       (R9)(AX*4), Z9
+	VMOVUPS       (DI)(AX*4), Z10
+	VMULPS        Z5, Z9, Z9
+	VFMADD231PS   Z6, Z10, Z9
+	VMULPS        Z9, Z9, Z11
+	VMOVUPS       (BX)(AX*4), Z10
+	VMULPS        Z7, Z9, Z13
+	VMOVAPS       Z10, Z12
+	VFNMADD231PS  Z7, Z9, Z12
+	VMOVDQU32     64(CX), Z9
+	VCMPPS        $0x04, Z13, Z10, K1
+	VFMADD213PS.Z Z12, Z12, K1, Z9
+	VFIXUPIMMPS   $0x00, Z4, Z9, Z9
+	VMOVDQU32     Z2, Z10
+	VPSUBD        Z10, Z9, Z10
+	KMOVW         (R8)(R13*1), K1
+	VPADDD        Z0, Z10, K1, Z10
+	KMOVW         32(R8)(R13*1), K1
+	VPADDD        Z1, Z10, K1, Z10
+	KMOVW         64(R8)(R13*1), K1
+	VPADDD        Z3, Z10, K1, Z10
+	VMOVDQU32     Z10, 1024(DX)(AX*4)
+	VMOVUPS       (SI)(AX*4), Z9
+	VMULPS        Z8, Z11, Z12
+	VMOVAPS       Z9, Z10
+	VFNMADD231PS  Z8, Z11, Z10
+	VMOVDQU32     128(CX), Z11
+	VCMPPS        $0x04, Z12, Z9, K1
+	VFMADD213PS.Z Z10, Z10, K1, Z11
+	VFIXUPIMMPS   $0x00, Z4, Z11, Z11
+	VMOVDQU32     Z0, Z9
+	VPSUBD        Z9, Z11, Z9
+	KMOVW         96(R8)(R13*1), K1
+	VPADDD        Z0, Z9, K1, Z9
+	KMOVW         128(R8)(R13*1), K1
+	VPADDD        Z1, Z9, K1, Z9
+	VMOVDQU32     Z9, 2048(DX)(AX*4)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R11
 
 check5280:
-	CMPQ R9, R13
+	CMPQ AX, R12
 	JB   next5279
-	MOVQ R9, R12
-	CMPQ R13, R11
-	MOVQ R11, R13
+	MOVQ AX, R11
+	CMPQ R12, R10
+	MOVQ R10, R12
 	JB   next5279
 
 done5274:

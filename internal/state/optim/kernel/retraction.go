@@ -58,6 +58,9 @@ func (c codeOf) reach() uint32 { return 1<<(c.Bits-1) - 1 }
 // escape is the code of all larger ones.
 func (c codeOf) escape() uint32 { return 1<<c.Bits - 1 }
 
+// RetractionVersion is that of what a log means. A process takes no logs of another version from the one before it.
+const RetractionVersion = 2
+
 // RetractionBytes returns the size of the log of a chunk: a byte for each element, and more for small chunks.
 func RetractionBytes(elements int) int {
 	blocks := (elements + Block - 1) / Block
