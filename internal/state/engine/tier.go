@@ -599,7 +599,7 @@ func (s *Shard) leaveInLane(l *lane, unit int) bool {
 
 // updateOnTier is what a worker does with a chunk of an update that a lane holds.
 func (s *Shard) updateOnTier(worker, unit int, state kernel.Chunk) {
-	s.makeUpdate(worker, unit, &state)
+	s.makeUpdate(worker, unit, &state, s.config.begin())
 }
 
 // commit makes what the files hold the state after the update that was begun last. It reports whether that is so.
