@@ -229,6 +229,9 @@ func TestPacedSteps(t *testing.T) {
 					t.Errorf("%s: %s: %v planned, %v measured", mode, e.Component, e.Planned, *e.Measured)
 				}
 			}
+			if m.StateBytes < p.StateBytes() || m.StateBytes > p.StateBytes()+256<<10 {
+				t.Errorf("%s: %v of state planned, %v measured", mode, p.StateBytes(), m.StateBytes)
+			}
 			checkTimeline(t, p, m.Timeline)
 		}
 	}

@@ -142,7 +142,8 @@ func (c ShardConfig) WindowBytes(lanes int) ledger.Bytes {
 	return ledger.Bytes(int64(lanes+1)*(sizes[tier.State]+sizes[tier.Parameters]) + plan.AreaBytes())
 }
 
-// MemoryBytes returns the size of all streams that are in memory, and of the window of those that are not.
+// MemoryBytes returns the size of all streams that are in memory, of the window of those that are not, and of the log with
+// which steps are retracted.
 func (c ShardConfig) MemoryBytes() ledger.Bytes {
 	var sum ledger.Bytes
 	for _, stream := range c.Streams {
@@ -152,6 +153,9 @@ func (c ShardConfig) MemoryBytes() ledger.Bytes {
 	}
 	if c.Tier != nil {
 		sum += c.WindowBytes(c.Tier.Lanes)
+	}
+	if c.Retracts {
+		sum += c.retractionArena().Size
 	}
 	return sum
 }
