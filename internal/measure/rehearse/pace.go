@@ -189,13 +189,13 @@ func (j *Job) pace(r PaceRequest, clip *float64) (err error) {
 		j.Pace.Speculates = true
 		return nil
 	case clip != nil || j.Recipe != nil || j.Pace.ClippedPercent > 0:
-		return fault.Inputf("--overlap backward updates layers before the norm of all gradients is known, and the norm "+
-			"is limited to %g: a step that turns out to be clipped would have to be retracted, and %v", j.Clip,
+		return fault.Inputf("--overlap backward updates layers before the norm of all gradients is known, and the "+
+			"norm is limited to %g: a step that turns out to be clipped would have to be retracted, and %v", j.Clip,
 			unretractable).WithHint("--clip 0 turns clipping off; --overlap forward clips")
 	}
 	j.Clip = 0
-	j.Notes = append(j.Notes, fmt.Sprintf("gradients are not clipped: --overlap backward updates layers before the norm "+
-		"is known, and cannot retract them: %v", unretractable))
+	j.Notes = append(j.Notes, fmt.Sprintf("gradients are not clipped: --overlap backward updates layers before the "+
+		"norm is known, and cannot retract them: %v", unretractable))
 	return nil
 }
 

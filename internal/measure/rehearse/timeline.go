@@ -95,8 +95,8 @@ func (r *recorder) observe(worker int, work engine.Work, began time.Time) {
 	}
 }
 
-// busy returns how long the workers have worked, on average, on the norm and on the update, of what they have begun from
-// an instant on.
+// busy returns how long the workers have worked, on average, on the norm and on the update, of what they have begun
+// from an instant on.
 func (r *recorder) busy(from time.Time) (norm, update time.Duration) {
 	for _, stamps := range r.workers {
 		for _, s := range stamps {

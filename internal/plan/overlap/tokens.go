@@ -15,8 +15,8 @@ func HostBytes(f kernel.Format, update float64) float64 {
 // SpeculatedBytes is what an update writes of a log for each parameter, if it may have to be retracted.
 const SpeculatedBytes = 1
 
-// SpeculatedUpdate returns how long cores compute that update parameters and write such a log. A core takes 1.7 ns for a
-// parameter with AVX-512, as docs/overlap.md has measured it on an AMD EPYC. It is nobody's measurement of other
+// SpeculatedUpdate returns how long cores compute that update parameters and write such a log. A core takes 1.7 ns for
+// a parameter with AVX-512, as docs/overlap.md has measured it on an AMD EPYC. It is nobody's measurement of other
 // processors than x86-64 ones.
 func SpeculatedUpdate(parameters int64, cores int) time.Duration {
 	const ofCore = 1.7 // nanoseconds

@@ -163,9 +163,9 @@ func (r *Roads) addStates(name string, o job.StateOffload) error {
 	return nil
 }
 
-// addCPU adds the update by the optimizer service: without overlap, and behind the passes. One rank alone updates behind
-// the backward pass, as the client does. The service has no format for other optimizers than Adam. A rank has the
-// parameters that it has on the other roads: under DistributedDataParallel all of them, without sharding="zero1".
+// addCPU adds the update by the optimizer service: without overlap, and behind the passes. One rank alone updates
+// behind the backward pass, as the client does. The service has no format for other optimizers than Adam. A rank has
+// the parameters that it has on the other roads: under DistributedDataParallel all of them, without sharding="zero1".
 func (r *Roads) addCPU(o job.StateOffload) error {
 	var elements int64
 	for i := range r.parameters {
@@ -206,8 +206,8 @@ func (r *Roads) addCPU(o job.StateOffload) error {
 	return r.addService(DiskRoad, o, config, update, modes[:2]) // a tier has no steps behind the backward pass
 }
 
-// addSpeculated adds the update behind the backward pass of a job that clips: with a log that can take it back. Its time
-// is that of a step that is not clipped. Nobody has measured it on Arm, which the hosts of NVLink-C2C have.
+// addSpeculated adds the update behind the backward pass of a job that clips: with a log that can take it back. Its
+// time is that of a step that is not clipped. Nobody has measured it on Arm, which the hosts of NVLink-C2C have.
 func (r *Roads) addSpeculated(o job.StateOffload, config engine.ShardConfig, update roads.CPU, elements int64) error {
 	const fastestPCIe = 128 // GB/s in each direction, of PCIe 6
 	if r.Job.Clip == 0 || r.Job.World > 1 || r.Job.GPU.Speed.Host > fastestPCIe {

@@ -61,8 +61,8 @@ func stateFormats(j *job.Job, trained int64) []StateFormat {
 	return list
 }
 
-// overlaps returns the client's overlaps that take other memory than steps that are awaited. In those that are not exact,
-// the model has parameters of its own. On a GPU it always has them, and they are no host memory.
+// overlaps returns the client's overlaps that take other memory than steps that are awaited. In those that are not
+// exact, the model has parameters of its own. On a GPU it always has them, and they are no host memory.
 func overlaps(j *job.Job, split StateFormat) []StateFormat {
 	var own ledger.Bytes
 	models := "the model's parameters are on the GPU"
@@ -89,8 +89,8 @@ func overlaps(j *job.Job, split StateFormat) []StateFormat {
 	if log, err := job.LogBytes(f, j.Model.Elements()); err == nil && j.Clip > 0 {
 		early := split
 		early.Overlap, early.Bytes = string(overlap.Backward), split.Bytes+log
-		early.Why = fmt.Sprintf("split, and a log of %v: a step begins before it is known whether it is clipped, and is "+
-			"retracted if it is", log)
+		early.Why = fmt.Sprintf("split, and a log of %v: a step begins before it is known whether it is clipped, and "+
+			"is retracted if it is", log)
 		list = append(list, early)
 	}
 	for i := range list {

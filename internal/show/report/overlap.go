@@ -8,8 +8,8 @@ import (
 	"plimsoll/internal/plan/overlap"
 )
 
-// Overlap is what a paced trainer found. Seconds are medians over the steps after the first, and means where some of these
-// were clipped.
+// Overlap is what a paced trainer found. Seconds are medians over the steps after the first, and means where some of
+// these were clipped.
 type Overlap struct {
 	Mode            string  `json:"mode"`
 	ForwardSeconds  float64 `json:"forward_seconds"`

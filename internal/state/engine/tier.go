@@ -142,8 +142,8 @@ func (c ShardConfig) WindowBytes(lanes int) ledger.Bytes {
 	return ledger.Bytes(int64(lanes+1)*(sizes[tier.State]+sizes[tier.Parameters]) + plan.AreaBytes())
 }
 
-// MemoryBytes returns the size of all streams that are in memory, of the window of those that are not, and of the log with
-// which steps are retracted.
+// MemoryBytes returns the size of all streams that are in memory, of the window of those that are not, and of the log
+// with which steps are retracted.
 func (c ShardConfig) MemoryBytes() ledger.Bytes {
 	var sum ledger.Bytes
 	for _, stream := range c.Streams {

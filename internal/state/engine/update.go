@@ -262,8 +262,8 @@ func (s *Shard) end() {
 	s.current.watchers.wake()
 }
 
-// makeUpdate updates a chunk, on which the worker has been at work since began. It reports whether the chunk had the sums
-// that it should have had.
+// makeUpdate updates a chunk, on which the worker has been at work since began. It reports whether the chunk had the
+// sums that it should have had.
 func (s *Shard) makeUpdate(worker, unit int, state *kernel.Chunk, began time.Time) bool {
 	c := s.chunk(unit)
 	if s.isLeft(c.Section) {

@@ -17,17 +17,17 @@ import (
 //
 // The state after an update and the gradients nearly determine the state before: the inverse of each formula gives it
 // within a few units of the last place. So the log has differences, as integers, between the bits that were there and
-// those that the inverse gives. From g after gradScale and l2Penalty, and u = m/d of the update, it first takes away what
-// was added:
+// those that the inverse gives. From g after gradScale and l2Penalty, and u = m/d of the update, it first takes away
+// what was added:
 //
 //	p = fma(-stepSize, u, p), and 0 where p = stepSize·u
 //	m = fma(-oneMinusBeta1, g, m), and 0 where m = oneMinusBeta1·g
 //	v = fma(-oneMinusBeta2, g·g, v), and 0 where v = oneMinusBeta2·(g·g)
 //
 // and then divides by the factor f that the number had: x = fma(1/f - 1, x, x). The second factor is rounded, but is so
-// small that this hardly shows: 1/f - 1 is 0.001 for a beta of 0.999. So the inverse rounds twice, as the update does. What
-// is infinite or NaN counts as 0. All are operations of the package's contract, so any set of kernels retracts what any
-// other has noted.
+// small that this hardly shows: 1/f - 1 is 0.001 for a beta of 0.999. So the inverse rounds twice, as the update does.
+// What is infinite or NaN counts as 0. All are operations of the package's contract, so any set of kernels retracts
+// what any other has noted.
 //
 // m takes 3 bits, v and p take 2. The last code of each says that the difference is larger: it is then in a list of
 // escapes. An update of which the list has no room cannot be retracted, and is not to be made. Such are those of

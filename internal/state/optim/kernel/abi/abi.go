@@ -263,8 +263,8 @@ const (
 // RetractionCodes are the codes of these numbers.
 var RetractionCodes = [Hats]RetractionCode{HatOfMaster: {5, 2}, HatOfFirst: {0, 3}, HatOfSecond: {3, 2}}
 
-// InverseTable has, for each of these numbers, the inverse of the factor that an update multiplies it by, less 1. Each is
-// repeated for every lane, as in [Table].
+// InverseTable has, for each of these numbers, the inverse of the factor that an update multiplies it by, less 1. Each
+// is repeated for every lane, as in [Table].
 type InverseTable [Hats][Group]float32
 
 // RetractionArguments are the arguments of the kernels that retract the update of a block, or prepare that. Streams
