@@ -132,6 +132,8 @@ func rehearseFlags(c *cobra.Command, o *rehearseOptions) {
 		"step updates")
 	flags.IntVar(&o.zenFlow.interval, "update-interval", 4, "--overlap zenflow: the steps of which one updates all "+
 		"other columns")
+	flags.Float64Var(&q.Pace.ClippedPercent, "clipped-percent", 0, "--overlap backward: how many of a hundred "+
+		"steps are clipped, and so retracted and made again")
 	tierFlags(c, &o.tier, tierOptions{memory: bytesFlag(tier.DefaultMemory)})
 	stateFlags(c, &o.states)
 	htmlFlag(c)

@@ -128,24 +128,28 @@ func TestRoadsRefuse(t *testing.T) {
 // TestRoadsCompareEqualThings: under DistributedDataParallel every rank has all states, on each road. FSDP2 divides
 // them on each.
 func TestRoadsCompareEqualThings(t *testing.T) {
-	hosts := func(flags string) (bytes []float64, d report.Roads) {
+	hosts := func(flags string) (bytes map[string]float64, d report.Roads) {
 		out, stderr, code := runs(strings.Fields("roads --model llama-3.2-1b --gpu H100-80GB --precision bf16 " +
 			"--seq-len 64 --master split --host-profile none --json " + flags)...)
 		if err := json.Unmarshal([]byte(out), &d); code != exitDone || err != nil {
 			t.Fatalf("exit code %d, %v\n%s", code, err, stderr)
 		}
+		bytes = map[string]float64{}
 		for _, r := range d.Roads {
-			bytes = append(bytes, float64(r.Host))
+			bytes[r.Name] = float64(r.Host)
 		}
 		return bytes, d
 	}
 	one, _ := hosts("--gpus 1")
 	all, d := hosts("--gpus 8")
 	shards, _ := hosts("--gpus 8 --fsdp 2")
-	for i, name := range d.Roads {
-		if all[i] != 8*one[i] || shards[i] > 1.2*one[i] {
-			t.Errorf("%s: %g bytes for 1 GPU, %g for 8, %g for 8 with FSDP2", name.Name, one[i], all[i], shards[i])
+	for name, bytes := range all {
+		if bytes != 8*one[name] || shards[name] > 1.2*one[name] {
+			t.Errorf("%s: %g bytes for 1 GPU, %g for 8, %g for 8 with FSDP2", name, one[name], bytes, shards[name])
 		}
+	}
+	if len(all) != len(shards) || len(one) != len(all)+1 { // a rank alone updates behind the backward pass, too
+		t.Errorf("%d roads for 1 GPU, %d for 8, %d for 8 with FSDP2", len(one), len(all), len(shards))
 	}
 	if !strings.Contains(strings.Join(d.Assumptions, "; "), "every rank holds and updates all states") {
 		t.Errorf("nothing says that ranks hold all states: %q", d.Assumptions)

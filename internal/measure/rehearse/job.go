@@ -354,7 +354,8 @@ func NewPlacement(j *Job, h *host.Host) (*Placement, error) {
 		if err != nil {
 			return nil, err
 		}
-		config := engine.ShardConfig{Rank: i, Layout: layout, Kernel: j.Kernel, CPUs: cpus}
+		config := engine.ShardConfig{Rank: i, Layout: layout, Kernel: j.Kernel, CPUs: cpus,
+			Retracts: j.Pace != nil && j.Pace.Speculates}
 		if err := j.putOnTier(&config); err != nil {
 			return nil, err
 		}

@@ -3,6 +3,7 @@
 package rehearse
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -22,6 +23,8 @@ type PaceRequest struct {
 	// TopKRatio and UpdateInterval are ZenFlow's, by DeepSpeed's names; nil for the defaults.
 	TopKRatio      *float64
 	UpdateInterval *int
+	// ClippedPercent is how many of a hundred steps are clipped behind the backward pass.
+	ClippedPercent float64
 }
 
 // Pace is a trainer that computes nothing, and whose passes take the time of one that does.
@@ -34,14 +37,30 @@ type Pace struct {
 	// updates all other columns.
 	TopKRatio      float64
 	UpdateInterval int
+	// Speculates says that steps begin during the backward pass although they may be clipped, as ClippedPercent of
+	// them are.
+	Speculates     bool
+	ClippedPercent float64
 }
 
-// updates returns how often a shard is updated in the steps that the trainer makes at a time.
+// updates returns how often workers take each chunk of a shard in the steps that the trainer makes at a time.
 func (p *Pace) updates(c engine.ShardConfig) int {
+	if p.Speculates {
+		return 2 // a clipped step is retracted and made again
+	}
 	if c.Part == importantPart {
 		return p.UpdateInterval
 	}
 	return 1
+}
+
+// warmUp returns how many steps come before those that are measured. In the first few of a training, moments change too
+// much for a step to be retracted.
+func (p *Placement) warmUp() int {
+	if p.Pace != nil && p.Pace.Speculates {
+		return 10
+	}
+	return 0
 }
 
 // importantPart is the part of the shards of important columns.
@@ -77,8 +96,13 @@ func (r PaceRequest) resolve() (*Pace, error) {
 		return nil, fault.Inputf("--layers is %d: expected 1 to %d", r.Layers, mostLayers)
 	case r.Tokens < 0:
 		return nil, fault.Inputf("--tokens is %d: expected at least 1", r.Tokens)
+	case !(r.ClippedPercent >= 0 && r.ClippedPercent <= 100):
+		return nil, fault.Inputf("--clipped-percent is %g: expected 0 to 100", r.ClippedPercent)
+	case r.ClippedPercent > 0 && r.Mode != string(overlap.Backward):
+		return nil, fault.Inputf("--clipped-percent is given, but --overlap is %s: a clipped step takes longer behind "+
+			"the backward pass alone", r.Mode).WithHint("--overlap backward")
 	}
-	p := &Pace{Mode: overlap.Mode(r.Mode), Layers: r.Layers, Tokens: r.Tokens}
+	p := &Pace{Mode: overlap.Mode(r.Mode), Layers: r.Layers, Tokens: r.Tokens, ClippedPercent: r.ClippedPercent}
 	if err := r.zenFlow(p); err != nil {
 		return nil, err
 	}
@@ -151,16 +175,27 @@ func (j *Job) pace(r PaceRequest, clip *float64) (err error) {
 		return fault.Inputf("--overlap is given, but gradients are fp16: the rehearsal of a loss scale skips steps").
 			WithHint("--precision bf16 takes the same time")
 	}
-	if j.Pace.Mode != overlap.Backward || j.Clip == 0 {
+	if j.Pace.Mode != overlap.Backward {
 		return nil
 	}
-	if clip != nil || j.Recipe != nil {
-		return fault.Inputf("--overlap backward updates layers before the norm of all gradients is known, so it "+
-			"cannot clip: the norm is limited to %g", j.Clip).
-			WithHint("--clip 0 turns clipping off; --overlap forward clips")
+	unretractable := j.Format.Retractable()
+	switch {
+	case j.Clip == 0 && j.Pace.ClippedPercent > 0:
+		return fault.Inputf("--clipped-percent is %g, but --clip is 0: nothing is clipped", j.Pace.ClippedPercent).
+			WithHint("--clip 1")
+	case j.Clip == 0:
+		return nil
+	case unretractable == nil:
+		j.Pace.Speculates = true
+		return nil
+	case clip != nil || j.Recipe != nil || j.Pace.ClippedPercent > 0:
+		return fault.Inputf("--overlap backward updates layers before the norm of all gradients is known, and the "+
+			"norm is limited to %g: a step that turns out to be clipped would have to be retracted, and %v", j.Clip,
+			unretractable).WithHint("--clip 0 turns clipping off; --overlap forward clips")
 	}
 	j.Clip = 0
-	j.Notes = append(j.Notes, "gradients are not clipped: --overlap backward updates layers before the norm is known")
+	j.Notes = append(j.Notes, fmt.Sprintf("gradients are not clipped: --overlap backward updates layers before the "+
+		"norm is known, and cannot retract them: %v", unretractable))
 	return nil
 }
 

@@ -100,6 +100,11 @@ func (p *Placement) Run(ctx context.Context, progress activity.Progress) (m *Mea
 	after := make([]probe.Memory, 0, 2)
 	progress.Begin("optimizer steps", int64(p.Steps), activity.Counts)
 	defer progress.End()
+	for i := range p.warmUp() {
+		if _, err := t.step(i); err != nil {
+			return nil, err
+		}
+	}
 	for i := range p.Steps {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -125,7 +130,7 @@ func (p *Placement) Run(ctx context.Context, progress activity.Progress) (m *Mea
 			after = append(after, memory)
 		}
 	}
-	m.Updates, m.LossScale = t.engine.Steps()-int64(len(m.Paced)), t.scaler.Scale()
+	m.Updates, m.LossScale = t.engine.Steps()-int64(len(m.Paced)+p.warmUp()), t.scaler.Scale()
 	if t.paced != nil {
 		m.Timeline = t.paced.timeline()
 	}

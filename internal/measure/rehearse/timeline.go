@@ -95,13 +95,16 @@ func (r *recorder) observe(worker int, work engine.Work, began time.Time) {
 	}
 }
 
-// busy returns how long the workers have worked, on average, on the norm and on the update.
-func (r *recorder) busy() (norm, update time.Duration) {
+// busy returns how long the workers have worked, on average, on the norm and on the update, of what they have begun
+// from an instant on.
+func (r *recorder) busy(from time.Time) (norm, update time.Duration) {
 	for _, stamps := range r.workers {
 		for _, s := range stamps {
-			if s.work.Norm {
+			switch {
+			case r.origin.Add(s.began).Before(from):
+			case s.work.Norm:
 				norm += s.end - s.began
-			} else {
+			default:
 				update += s.end - s.began
 			}
 		}

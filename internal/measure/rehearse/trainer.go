@@ -4,6 +4,7 @@ package rehearse
 
 import (
 	"cmp"
+	"errors"
 	"math"
 	"runtime"
 	"slices"
@@ -28,6 +29,8 @@ type PacedStep struct {
 	PredictedSeconds float64 `json:"predicted_exposed_seconds"`
 	UpdateSeconds    float64 `json:"update_seconds"`
 	NormSeconds      float64 `json:"norm_seconds"`
+	// Clipped says that the step was begun without clipping, retracted and made again. Workers then update more.
+	Clipped bool `json:"clipped,omitempty"`
 }
 
 // trainer is a trainer that computes nothing. Its passes wait for the host as a real trainer's do, and sleep as long as
@@ -43,6 +46,9 @@ type trainer struct {
 
 	processors int // of Go's runtime, before the trainer took its own
 
+	number     int       // of this step
+	clipped    bool      // whether it is
+	decided    time.Time // when it was known whether it is
 	began, now time.Time // of this step, in the trainer's own time
 	exposed    time.Duration
 	spans      []Span
@@ -107,6 +113,8 @@ func (t *trainer) step() (PacedStep, error) {
 	}
 	t.began, t.exposed, t.spans = time.Now(), 0, t.spans[:0]
 	t.now = t.began
+	t.clipped = t.pace.clips(t.number)
+	t.number++
 	if err := t.passes(norm); err != nil {
 		return PacedStep{}, err
 	}
@@ -115,13 +123,14 @@ func (t *trainer) step() (PacedStep, error) {
 		s.ForgetArrived() // other gradients come next
 	}
 	steps := float64(t.pace.UpdateInterval)
-	step := PacedStep{Seconds: t.now.Sub(t.began).Seconds() / steps, ExposedSeconds: t.exposed.Seconds() / steps}
+	step := PacedStep{Seconds: t.now.Sub(t.began).Seconds() / steps, ExposedSeconds: t.exposed.Seconds() / steps,
+		Clipped: t.clipped}
 	for i := range t.shards { // every pass waits for the slowest rank
 		law := t.law(i)
 		step.WorkSeconds = max(step.WorkSeconds, t.work(i).Seconds()/steps)
 		step.UpdateSeconds = max(step.UpdateSeconds, law.Update.Seconds())
 		step.NormSeconds = max(step.NormSeconds, law.Norm.Seconds())
-		step.PredictedSeconds = max(step.PredictedSeconds, law.Exposed().Seconds())
+		step.PredictedSeconds = max(step.PredictedSeconds, t.predict(law).Seconds())
 	}
 	return step, nil
 }
@@ -129,7 +138,7 @@ func (t *trainer) step() (PacedStep, error) {
 // work returns how long the workers of a rank have worked in the last step.
 func (t *trainer) work(rank int) (sum time.Duration) {
 	for i := rank; i < len(t.recorders); i += len(t.shards) { // its shard, and that of its important columns
-		norm, update := t.recorders[i].busy()
+		norm, update := t.recorders[i].busy(time.Time{})
 		sum += norm + update
 	}
 	return sum
@@ -139,11 +148,29 @@ func (t *trainer) work(rank int) (sum time.Duration) {
 func (t *trainer) law(number int) overlap.Step {
 	s := overlap.Step{Mode: t.pace.Mode, Forward: t.pace.Forward, Backward: t.pace.Backward,
 		Important: t.pace.TopKRatio, Interval: t.pace.UpdateInterval}
-	s.Norm, s.Update = t.recorders[number].busy()
+	s.Norm, s.Update = t.recorders[number].busy(time.Time{})
+	if t.clipped { // what it takes from the verdict on goes on behind the forward pass alone
+		s.Mode = overlap.Forward
+		_, s.Update = t.recorders[number].busy(t.decided)
+	}
 	for _, l := range t.layers[number] {
 		s.Layers = append(s.Layers, l.Layer)
 	}
 	return s
+}
+
+// predict returns what the law says that the trainer has waited for in a step.
+func (t *trainer) predict(law overlap.Step) time.Duration {
+	if t.pace.Speculates && !t.clipped {
+		law.Update += law.Norm // workers add it up between updates
+	}
+	return law.Exposed()
+}
+
+// clips reports whether a step of some number is one of those that are clipped.
+func (p *Pace) clips(number int) bool {
+	share := p.ClippedPercent / 100
+	return math.Floor(float64(number+1)*share) > math.Floor(float64(number)*share)
 }
 
 // passes makes the passes of a step in the order of the mode. norm is that of the gradients before them.
@@ -154,6 +181,9 @@ func (t *trainer) passes(norm float64) error {
 			return err
 		}
 		t.backward(false, true)
+		if err := t.decide(); err != nil {
+			return err
+		}
 		t.forward(true)
 		return nil
 	case overlap.Async, overlap.ZenFlow:
@@ -189,6 +219,21 @@ func (t *trainer) passes(norm float64) error {
 	return nil
 }
 
+// decide says whether the step is clipped that has begun, if it speculates.
+func (t *trainer) decide() (err error) {
+	if !t.pace.Speculates {
+		return nil
+	}
+	t.wait(Summing, "", func() {
+		factor := optim.GradScale(t.norm(), 1, t.clip)
+		t.decided = time.Now()
+		for _, s := range t.shards {
+			err = errors.Join(err, s.Decide(engine.Verdict{GradScale: factor}))
+		}
+	})
+	return err
+}
+
 // updateImportant updates the important columns, and waits for that: the next forward pass computes with them.
 func (t *trainer) updateImportant() (err error) {
 	if len(t.important) == 0 {
@@ -212,11 +257,17 @@ func (t *trainer) updateImportant() (err error) {
 	return err
 }
 
-// begin begins the update of all shards.
+// unclipped is how many times larger gradients are than those of a clipped step, until it is known that it is one.
+const unclipped = 1.25
+
+// begin begins the update of all shards. The gradients are those of the step before, and so is their norm.
 func (t *trainer) begin(norm float64,
 	begin func(*engine.Shard, engine.Update, func()) error) error {
 	update := engine.Update{Step: t.engine.Steps() + 1, GradScale: optim.GradScale(norm, 1, t.clip),
-		Optimizers: []optim.Optimizer{t.optimizer}}
+		Optimizers: []optim.Optimizer{t.optimizer}, Speculates: t.pace.Speculates}
+	if t.clipped {
+		update.GradScale *= unclipped
+	}
 	for _, s := range t.shards {
 		if err := begin(s, update, nil); err != nil {
 			return err

@@ -80,6 +80,17 @@ func ServiceBytes(f kernel.Format, elements, wide int64) (ledger.Bytes, error) {
 	return arenaBytes(config), err
 }
 
+// LogBytes returns the size of the log with which the service can retract a step of a shard in fp32 moments.
+func LogBytes(f kernel.Format, elements int64) (ledger.Bytes, error) {
+	config, err := serviceShard(f, elements, 0)
+	if err != nil {
+		return 0, err
+	}
+	plain := arenaBytes(config)
+	config.Retracts = true
+	return arenaBytes(config) - plain, nil
+}
+
 // serviceShard returns a shard of the service, some of whose elements have fp32 moments in any format.
 func serviceShard(f kernel.Format, elements, wide int64) (config engine.ShardConfig, err error) {
 	f.Algorithm = kernel.Adam

@@ -1,11 +1,26 @@
 package overlap
 
-import "plimsoll/internal/state/optim/kernel"
+import (
+	"time"
+
+	"plimsoll/internal/state/optim/kernel"
+)
 
 // HostBytes returns how many bytes of host memory a training step moves for each parameter: those that its update
 // reads and writes, the gradient that the trainer's device writes, and the parameter that it reads.
 func HostBytes(f kernel.Format, update float64) float64 {
 	return update + float64(f.Gradient.Size()+f.Parameter.Size())
+}
+
+// SpeculatedBytes is what an update writes of a log for each parameter, if it may have to be retracted.
+const SpeculatedBytes = 1
+
+// SpeculatedUpdate returns how long cores compute that update parameters and write such a log. A core takes 1.7 ns for
+// a parameter with AVX-512, as docs/overlap.md has measured it on an AMD EPYC. It is nobody's measurement of other
+// processors than x86-64 ones.
+func SpeculatedUpdate(parameters int64, cores int) time.Duration {
+	const ofCore = 1.7 // nanoseconds
+	return time.Duration(ofCore * float64(parameters) / float64(cores))
 }
 
 // Rates are what decides from how many tokens on an update is hidden.

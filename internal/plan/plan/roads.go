@@ -45,6 +45,7 @@ type Road struct {
 // The names of roads. A CPU step can also run behind the passes: CPURoad, and the overlap.
 const (
 	CPURoad      = "CPU step"
+	BackwardRoad = CPURoad + ", overlap " + string(overlap.Backward)
 	DiskRoad     = "CPU step, disks" // with the states in files
 	ChunkedRoad  = "states in chunks"
 	WholeRoad    = "states whole"
@@ -162,9 +163,9 @@ func (r *Roads) addStates(name string, o job.StateOffload) error {
 	return nil
 }
 
-// addCPU adds the update by the optimizer service: without overlap, and behind the passes. Behind the backward pass is
-// exact only without clipping. The service has no format for other optimizers than Adam. A rank has the parameters that
-// it has on the other roads: under DistributedDataParallel all of them, without sharding="zero1".
+// addCPU adds the update by the optimizer service: without overlap, and behind the passes. One rank alone updates
+// behind the backward pass, as the client does. The service has no format for other optimizers than Adam. A rank has
+// the parameters that it has on the other roads: under DistributedDataParallel all of them, without sharding="zero1".
 func (r *Roads) addCPU(o job.StateOffload) error {
 	var elements int64
 	for i := range r.parameters {
@@ -185,13 +186,16 @@ func (r *Roads) addCPU(o job.StateOffload) error {
 	update := roads.CPU{Traffic: ledger.Bytes(f.TrafficBytes(elements)), Layers: steptime.Layers(r.Job),
 		Gradients: ledger.Bytes(elements * f.Gradient.Size()), Parameters: ledger.Bytes(elements * f.Parameter.Size())}
 	modes := []overlap.Mode{overlap.None, overlap.Forward}
-	if r.Job.Clip == 0 {
+	if r.Job.Clip == 0 && r.Job.World == 1 {
 		modes = append(modes, overlap.Backward)
 	}
 	config := engine.ShardConfig{Layout: layout}
 	tier := o.Tier
 	o.Tier = nil
-	if err := r.addService(CPURoad, o, config, update, modes); err != nil || tier == nil {
+	if err := r.addService(CPURoad, o, config, update, modes); err != nil {
+		return err
+	}
+	if err := r.addSpeculated(o, config, update, elements); err != nil || tier == nil {
 		return err
 	}
 	if err := tier.Put(&config, r.Job.RanksPerNode); err != nil {
@@ -200,6 +204,21 @@ func (r *Roads) addCPU(o job.StateOffload) error {
 	moved := config.TierBytes()
 	update.Disk = moved.StepReads + moved.StepWrites
 	return r.addService(DiskRoad, o, config, update, modes[:2]) // a tier has no steps behind the backward pass
+}
+
+// addSpeculated adds the update behind the backward pass of a job that clips: with a log that can take it back. Its
+// time is that of a step that is not clipped. Nobody has measured it on Arm, which the hosts of NVLink-C2C have.
+func (r *Roads) addSpeculated(o job.StateOffload, config engine.ShardConfig, update roads.CPU, elements int64) error {
+	const fastestPCIe = 128 // GB/s in each direction, of PCIe 6
+	if r.Job.Clip == 0 || r.Job.World > 1 || r.Job.GPU.Speed.Host > fastestPCIe {
+		return nil
+	}
+	if config.Retracts = true; config.MayRetract() != nil {
+		return nil
+	}
+	update.Traffic += ledger.Bytes(elements * overlap.SpeculatedBytes)
+	update.Arithmetic = overlap.SpeculatedUpdate(elements, roads.AssumedCores)
+	return r.addService(CPURoad, o, config, update, []overlap.Mode{overlap.Backward})
 }
 
 // addService adds roads on which the optimizer service holds a shard for each rank.

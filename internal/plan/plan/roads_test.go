@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -195,6 +196,50 @@ func TestStepOfHeldStates(t *testing.T) {
 			if h.Component == ledger.OptimizerStates {
 				t.Errorf("%s: %v of states stay on the GPU", test.name, h.Bytes)
 			}
+		}
+	}
+}
+
+// TestClippedStepBehindTheBackwardPass: the client makes it on one rank, with fp32 moments. It takes a log of a byte a
+// parameter, and the time of memory, unless cores compute longer. Without clipping it takes no log.
+func TestClippedStepBehindTheBackwardPass(t *testing.T) {
+	clip := func(norm float64) *float64 { return &norm }
+	for _, test := range []struct {
+		name  string
+		q     job.Request
+		host  float64 // GB/s
+		bytes float64 // a parameter, of the host; 0 for no such road
+		slow  float64 // how many times longer the update takes
+	}{
+		{"clipped", job.Request{}, 71, 1, 31. / 30},
+		{"not clipped", job.Request{Clip: clip(0)}, 71, 0, 1},
+		{"fast memory", job.Request{}, 486, 1, 1.7 / 8 / (30. / 486)},
+		{"several ranks", job.Request{GPUs: 2, FSDP: "2"}, 71, -1, 0},
+		{"several ranks, not clipped", job.Request{GPUs: 2, FSDP: "2", Clip: clip(0)}, 71, -1, 0},
+		{"bf16 moments", job.Request{Offload: job.Offload{Moments: "bf16"}}, 71, -1, 0},
+		{"Arm", job.Request{GPU: "GH200"}, 71, -1, 0},
+	} {
+		test.q.Model, test.q.Precision, test.q.Sequence = "llama-3.2-1b", "bf16", 1024
+		offload := test.q.Offload
+		test.q.Offload = job.Offload{}
+		if test.q.GPU == "" {
+			test.q.GPU = "RTX-4090"
+		}
+		offload.Master = "split"
+		found := compared(t, test.q, offload, roads.Rates{Link: roads.Link{In: 1e12, Out: 1e12}, Host: test.host * 1e9,
+			Device: 1e12, FLOPS: 1e14})
+		at := slices.IndexFunc(found.Roads, func(r Road) bool { return r.Name == BackwardRoad })
+		if at < 0 || test.bytes < 0 {
+			if at >= 0 || test.bytes >= 0 {
+				t.Errorf("%s: %d is the place of the road", test.name, at)
+			}
+			continue
+		}
+		road, serial := found.Roads[at], found.Roads[0]
+		log := float64(road.Host-serial.Host) / float64(found.Job.Model.Elements())
+		slow := road.Step.Update.Seconds() / serial.Step.Update.Seconds()
+		if math.Abs(log-test.bytes) > 1e-3 || math.Abs(slow/test.slow-1) > 1e-3 {
+			t.Errorf("%s: %.4f bytes a parameter, and %.4f times the update", test.name, log, slow)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/overlap"
 	"plimsoll/internal/state/optim/kernel"
 )
 
@@ -14,7 +15,8 @@ import (
 type StateFormat struct {
 	State   string `json:"state"`
 	Moments string `json:"moments"`
-	// Overlap is the client's overlap where that takes other memory than an exact step: "async" or "zenflow".
+	// Overlap is the client's overlap where that takes other memory than a step that is awaited: "async" or "zenflow",
+	// and "backward" where steps are clipped.
 	Overlap           string       `json:"overlap,omitempty"`
 	Bytes             ledger.Bytes `json:"bytes"`
 	BytesPerParameter float64      `json:"bytes_per_parameter"`
@@ -59,8 +61,8 @@ func stateFormats(j *job.Job, trained int64) []StateFormat {
 	return list
 }
 
-// overlaps returns the client's overlaps that take other memory than exact steps. In both, the model has parameters of
-// its own. On a GPU it always has them, and they are no host memory.
+// overlaps returns the client's overlaps that take other memory than steps that are awaited. In those that are not
+// exact, the model has parameters of its own. On a GPU it always has them, and they are no host memory.
 func overlaps(j *job.Job, split StateFormat) []StateFormat {
 	var own ledger.Bytes
 	models := "the model's parameters are on the GPU"
@@ -84,6 +86,13 @@ func overlaps(j *job.Job, split StateFormat) []StateFormat {
 	selective.Why = fmt.Sprintf("split, and the same for the %s elements of important columns (topk_ratio %v); %s",
 		ledger.Count(important), ratio, models)
 	list := []StateFormat{late, selective}
+	if log, err := job.LogBytes(f, j.Model.Elements()); err == nil && j.Clip > 0 {
+		early := split
+		early.Overlap, early.Bytes = string(overlap.Backward), split.Bytes+log
+		early.Why = fmt.Sprintf("split, and a log of %v: a step begins before it is known whether it is clipped, and "+
+			"is retracted if it is", log)
+		list = append(list, early)
+	}
 	for i := range list {
 		list[i].BytesPerParameter = float64(list[i].Bytes) / float64(j.Model.Elements())
 	}

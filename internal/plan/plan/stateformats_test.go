@@ -31,10 +31,11 @@ func TestBytesOfOverlaps(t *testing.T) {
 		{"async", true, "async", 16 * 1044480},
 		{"ZenFlow on a GPU", false, "zenflow", 14*1044480 + 14*1024*(101+1+1)},
 		{"ZenFlow", true, "zenflow", 16*1044480 + 14*1024*(101+1+1)},
+		{"a clipped step behind the backward pass", true, "backward", 15 * 1044480},
 	} {
 		j := &job.Job{Model: overlapModel(),
 			Machine: job.Machine{World: 1, RanksPerNode: 1, OnCPU: c.onCPU}}
-		j.Optimizer.Name = "adamw"
+		j.Optimizer.Name, j.Clip = "adamw", 1
 		found := false
 		for _, f := range stateFormats(j, 1044480) {
 			if f.Overlap == c.overlap {
@@ -46,6 +47,13 @@ func TestBytesOfOverlaps(t *testing.T) {
 		}
 		if !found {
 			t.Errorf("%s: no such format", c.name)
+		}
+	}
+	unclipped := &job.Job{Model: overlapModel(), Machine: job.Machine{World: 1, RanksPerNode: 1}}
+	unclipped.Optimizer.Name = "adamw"
+	for _, f := range stateFormats(unclipped, 1044480) {
+		if f.Overlap == "backward" {
+			t.Errorf("%v of a log with which nothing is retracted", f.Bytes)
 		}
 	}
 	several := &job.Job{Model: overlapModel(), Machine: job.Machine{World: 2, RanksPerNode: 2}}

@@ -65,6 +65,23 @@ func TestSourcesOfTheDocs(t *testing.T) {
 	}
 }
 
+// TestParametersHideBehindTheUpdate: docs/delta.md says that parameters cross to the GPU in less time than the host
+// updates them, on every machine that is published and in each format.
+func TestParametersHideBehindTheUpdate(t *testing.T) {
+	const elements = 1 << 30
+	for _, moments := range []kernel.MomentType{kernel.MomentsFP32, kernel.MomentsBF16, kernel.MomentsInt8} {
+		f := kernel.Format{Algorithm: kernel.Adam, State: kernel.Split, Moments: moments, Parameter: dtype.BF16,
+			Gradient: dtype.BF16}
+		for _, m := range machines {
+			s := m.Rates.CPU(CPU{Traffic: ledger.Bytes(f.TrafficBytes(elements)), Gradients: 2 * elements,
+				Parameters: 2 * elements}, Job{Ranks: m.GPUs})
+			if s.In >= s.Update {
+				t.Errorf("%s, moments %v: parameters take %v, and their update %v", m.Name, moments, s.In, s.Update)
+			}
+		}
+	}
+}
+
 // TestPublishedOverhead: on GB200 Megatron's first design adds 0.1 to 0.2 s to an iteration of DeepSeek-V3 (pull
 // request 2811). By the law 15.7 GB of a GPU add 0.08 s: the copies in, at what nvbandwidth measured on GB300
 // (NVIDIA/Megatron-LM issue 6491), and the update.

@@ -62,6 +62,10 @@ func AssumedHost(gpus int) Assumed {
 	return Assumed{164 * gigabyte, "80 % of 8 channels of DDR4-3200, as one socket of a server has"}
 }
 
+// AssumedCores is the number of cores of a node that compute for a step behind the backward pass: that of a desktop,
+// the fewest that a GPU for training stands beside.
+const AssumedCores = 8
+
 // AssumedDisk is what a disk reads and writes together in a step: expected, at worst and at best. Solidigm's D7-P5520,
 // an SSD for PCIe 4, reads 7.1 GB/s and writes 1.9 to 4.2, by its capacity (product brief). A step that reads 10 bytes
 // and writes 12 then moves 2.8 to 5.2 GB/s. SSDs for PCIe 5 are twice as fast.

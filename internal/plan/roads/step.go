@@ -104,7 +104,8 @@ type CPU struct {
 	Traffic, Gradients, Parameters ledger.Bytes
 	Mode                           overlap.Mode
 	Layers                         []overlap.Layer
-	Clips                          bool // the update needs the norm of all gradients
+	// Arithmetic is the time that its cores compute, if that may be longer than memory takes.
+	Arithmetic time.Duration
 	// Disk is what the update reads from disks and writes there, of states that are in files.
 	Disk ledger.Bytes
 }
@@ -118,7 +119,7 @@ func (r Rates) CPU(c CPU, j Job) Step {
 	link := r.Link.shared(r.Host, j.Ranks)
 	s := Step{In: seconds(float64(c.Parameters) / link.In), Out: seconds(float64(c.Gradients) / link.Out)}
 	// The copies read and write host memory, too.
-	s.Update = seconds(float64(c.Traffic+c.Gradients+c.Parameters) / each)
+	s.Update = max(seconds(float64(c.Traffic+c.Gradients+c.Parameters)/each), c.Arithmetic)
 	if c.Disk > 0 {
 		s.Update = max(s.Update, seconds(float64(c.Disk)/(r.Disk/float64(max(1, j.Ranks)))))
 	}

@@ -8,7 +8,8 @@ import (
 	"plimsoll/internal/plan/overlap"
 )
 
-// Overlap is what a paced trainer found. Seconds are medians over the steps after the first.
+// Overlap is what a paced trainer found. Seconds are medians over the steps after the first, and means where some of
+// these were clipped.
 type Overlap struct {
 	Mode            string  `json:"mode"`
 	ForwardSeconds  float64 `json:"forward_seconds"`
@@ -45,7 +46,13 @@ func newOverlap(p *rehearse.Placement, m *rehearse.Measurement) *Overlap {
 	if len(warm) > 1 {
 		warm = warm[1:]
 	}
-	of := func(value func(rehearse.PacedStep) float64) float64 { return summary.Over(warm, value).Median }
+	clipped := o.clipped() > 0
+	of := func(value func(rehearse.PacedStep) float64) float64 {
+		if clipped {
+			return mean(warm, value)
+		}
+		return summary.Over(warm, value).Median
+	}
 	o.ExposedSeconds = of(func(s rehearse.PacedStep) float64 { return s.ExposedSeconds })
 	o.WorkSeconds = of(func(s rehearse.PacedStep) float64 { return s.WorkSeconds })
 	o.PredictedSeconds = of(func(s rehearse.PacedStep) float64 { return s.PredictedSeconds })
@@ -72,6 +79,9 @@ func (o *Overlap) facts() Facts {
 	f.add("exposed", "%s of a step of %s (%.1f %%); the law predicts %s (%.1f %%)", seconds(o.ExposedSeconds),
 		seconds(step+o.ExposedSeconds), 100*o.ExposedSeconds/(step+o.ExposedSeconds), seconds(o.PredictedSeconds),
 		100*o.PredictedSeconds/(step+o.PredictedSeconds))
+	if clipped := o.clipped(); clipped > 0 {
+		f.add("clipped", "%d of %s, each retracted and made again", clipped, counted(int64(len(o.Steps)), "step"))
+	}
 	f.add("hidden", "%.0f %% of %s for update and norm", 100*o.HiddenFraction, seconds(o.WorkSeconds))
 	if o.HiddenFromTokens != nil {
 		f.add("T*", "%.0f tokens a microbatch hide the update on this host, copies to and from the GPU included",
@@ -80,6 +90,24 @@ func (o *Overlap) facts() Facts {
 		f.add("T*", "none: without overlap no number of tokens hides the update")
 	}
 	return f
+}
+
+// mean returns the mean of a value of the steps.
+func mean(steps []rehearse.PacedStep, value func(rehearse.PacedStep) float64) (sum float64) {
+	for _, s := range steps {
+		sum += value(s) / float64(len(steps))
+	}
+	return sum
+}
+
+// clipped returns how many steps were retracted and made again.
+func (o *Overlap) clipped() (sum int) {
+	for _, s := range o.Steps {
+		if s.Clipped {
+			sum++
+		}
+	}
+	return sum
 }
 
 // sections returns the lines of the trainer and the picture of a step.

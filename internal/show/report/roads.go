@@ -93,6 +93,12 @@ func NewRoads(of *PlanDocument, states string, r *plan.Roads, sources []string) 
 		d.Assumptions = append(slices.Clone(d.Assumptions), "every rank holds and updates all states on each road: "+
 			`sharding="zero1" of plimsoll.torch.AdamW divides the CPU step among ranks, and --fsdp 2 every road`)
 	}
+	isBackward := func(road plan.Road) bool { return road.Name == plan.BackwardRoad }
+	if r.Job.Clip > 0 && slices.ContainsFunc(r.Roads, isBackward) {
+		d.Assumptions = append(slices.Clone(d.Assumptions), fmt.Sprintf("%s: the step is not clipped, as a clipped "+
+			"one is retracted and made again behind the next forward pass; %d cores compute", plan.BackwardRoad,
+			roads.AssumedCores))
+	}
 	if r.Best != nil {
 		d.Best = r.Best.Name
 	}

@@ -118,7 +118,7 @@ func (c ShardConfig) fingerprint() [sha256.Size]byte {
 		text = fmt.Appendf(text, " %d lanes, %d kept", c.Tier.Lanes, c.Tier.Kept)
 	}
 	if c.Retracts {
-		text = fmt.Append(text, " retracts")
+		text = fmt.Appendf(text, " retracts %d", kernel.RetractionVersion)
 	}
 	return sha256.Sum256(text)
 }

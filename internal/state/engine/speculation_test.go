@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -195,7 +196,7 @@ func breakVerdictOff(s *Shard, random *rand.Rand) {
 	if random.IntN(2) == 0 {
 		for unit := range s.done { // all gradients were there
 			if !s.isDone(unit) && s.prepareRetraction(0, unit, new(s.chunk(unit).state())) {
-				s.makeUpdate(0, unit, new(s.chunk(unit).state()))
+				s.makeUpdate(0, unit, new(s.chunk(unit).state()), time.Now())
 			}
 		}
 		of = s.phaseAfter(scale)

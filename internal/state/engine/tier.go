@@ -138,7 +138,8 @@ func (c ShardConfig) TierPlan() tier.Plan {
 	}
 }
 
-// MemoryBytes returns the size of all streams that are in memory, and of the window of those that are not.
+// MemoryBytes returns the size of all streams that are in memory, of the window of those that are not, and of the log
+// with which steps are retracted.
 func (c ShardConfig) MemoryBytes() ledger.Bytes {
 	var sum ledger.Bytes
 	for _, stream := range c.Streams {
@@ -148,6 +149,9 @@ func (c ShardConfig) MemoryBytes() ledger.Bytes {
 	}
 	if c.Tier != nil {
 		sum += c.WindowBytes(c.Tier.Window)
+	}
+	if c.Retracts {
+		sum += c.retractionArena().Size
 	}
 	return sum
 }
@@ -591,7 +595,7 @@ func (s *Shard) leaveInLane(l *lane, unit int) bool {
 
 // updateOnTier is what a worker does with a chunk of an update that a lane holds.
 func (s *Shard) updateOnTier(worker, unit int, state kernel.Chunk) {
-	s.makeUpdate(worker, unit, &state)
+	s.makeUpdate(worker, unit, &state, s.config.begin())
 }
 
 // commit makes what the files hold the state after the update that was begun last. It reports whether that is so.

@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"sync"
+	"time"
 	"unsafe"
 
 	"plimsoll/internal/state/optim"
@@ -235,18 +236,19 @@ func (s *Shard) updateUnit(worker, unit int) {
 // changeUnit makes of a chunk what the update under way asks for. It reports whether the chunk has what it asks for,
 // and whether memory was as it should be. Only an update that speculates leaves a chunk for later.
 func (s *Shard) changeUnit(worker, unit int, state *kernel.Chunk) (made, sound bool) {
-	phase := s.phase()
+	phase, began := s.phase(), s.config.begin()
 	if s.done[unit].Load() == s.speculatedMark() && !s.retract(worker, unit, state) {
 		return false, false
 	}
 	if phase == skipped {
+		s.config.observe(worker, Work{Elements: s.chunk(unit).Range}, began)
 		s.wakeFor(unit)
 		return true, true
 	}
 	if phase == speculated && !s.isLeft(s.chunks[unit].Section) && !s.prepareRetraction(worker, unit, state) {
 		return false, true
 	}
-	return true, s.makeUpdate(worker, unit, state)
+	return true, s.makeUpdate(worker, unit, state, began)
 }
 
 // end ends the update under way.
@@ -260,8 +262,9 @@ func (s *Shard) end() {
 	s.current.watchers.wake()
 }
 
-// makeUpdate updates a chunk. It reports whether the chunk had the sums that it should have had.
-func (s *Shard) makeUpdate(worker, unit int, state *kernel.Chunk) bool {
+// makeUpdate updates a chunk, on which the worker has been at work since began. It reports whether the chunk had the
+// sums that it should have had.
+func (s *Shard) makeUpdate(worker, unit int, state *kernel.Chunk, began time.Time) bool {
 	c := s.chunk(unit)
 	if s.isLeft(c.Section) {
 		s.noted.none(unit)
@@ -271,7 +274,6 @@ func (s *Shard) makeUpdate(worker, unit int, state *kernel.Chunk) bool {
 	if x := s.snapshot.Load(); x != nil {
 		x.copyOnWrite(unit, state)
 	}
-	began := s.config.begin()
 	switch {
 	case s.chunkSums.any() || s.noted.on():
 		if !s.updateSummed(worker, unit, c, state) {

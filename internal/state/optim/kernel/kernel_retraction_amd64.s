@@ -214,6 +214,24 @@ DATA pattern00000004<>+56(SB)/4, $0x00000004
 DATA pattern00000004<>+60(SB)/4, $0x00000004
 GLOBL pattern00000004<>(SB), RODATA|NOPTR, $64
 
+DATA pattern00880088<>+0(SB)/4, $0x00880088
+DATA pattern00880088<>+4(SB)/4, $0x00880088
+DATA pattern00880088<>+8(SB)/4, $0x00880088
+DATA pattern00880088<>+12(SB)/4, $0x00880088
+DATA pattern00880088<>+16(SB)/4, $0x00880088
+DATA pattern00880088<>+20(SB)/4, $0x00880088
+DATA pattern00880088<>+24(SB)/4, $0x00880088
+DATA pattern00880088<>+28(SB)/4, $0x00880088
+DATA pattern00880088<>+32(SB)/4, $0x00880088
+DATA pattern00880088<>+36(SB)/4, $0x00880088
+DATA pattern00880088<>+40(SB)/4, $0x00880088
+DATA pattern00880088<>+44(SB)/4, $0x00880088
+DATA pattern00880088<>+48(SB)/4, $0x00880088
+DATA pattern00880088<>+52(SB)/4, $0x00880088
+DATA pattern00880088<>+56(SB)/4, $0x00880088
+DATA pattern00880088<>+60(SB)/4, $0x00880088
+GLOBL pattern00880088<>(SB), RODATA|NOPTR, $64
+
 // func foreseeSplitAVX2(a *RetractionArguments)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
 TEXT ·foreseeSplitAVX2(SB), NOSPLIT, $8-8
@@ -275,73 +293,53 @@ next5183:
 	VMULPS         (AX), Y0, Y0
 	VFMADD231PS    64(AX), Y2, Y0
 	VMULPS         Y0, Y0, Y4
-	VMOVUPS        128(AX), Y11
-	VMULPS         (BX)(R10*4), Y11, Y11
-	VFMADD231PS    192(AX), Y0, Y11
-	VCVTPS2PD      X11, Y12
-	VEXTRACTF128   $0x01, Y11, X13
-	VCVTPS2PD      X13, Y13
-	VCVTPS2PD      X0, Y14
-	VEXTRACTF128   $0x01, Y0, X15
-	VCVTPS2PD      X15, Y15
-	VFNMADD231PD   128(CX), Y14, Y12
-	VMULPD         192(CX), Y12, Y12
-	VFNMADD231PD   128(CX), Y15, Y13
-	VMULPD         192(CX), Y13, Y13
-	VCVTPD2PSY     Y12, X5
-	VCVTPD2PSY     Y13, X6
-	VINSERTF128    $0x01, X6, Y5, Y5
-	VMULPS         192(AX), Y0, Y0
-	VCMPPS         $0x00, Y0, Y11, Y0
-	VPANDN         Y5, Y0, Y5
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y5, Y14
-	VPCMPEQD       Y0, Y14, Y14
-	VPANDN         Y5, Y14, Y5
-	VMOVDQU        Y5, 1024(DX)(R10*4)
-	VMOVDQU        (BX)(R10*4), Y0
-	VPSUBD         Y5, Y0, Y0
+	VMOVUPS        (BX)(R10*4), Y6
+	VMULPS         128(AX), Y6, Y5
+	VFMADD231PS    192(AX), Y0, Y5
+	VMULPS         192(AX), Y0, Y8
+	VMOVAPS        Y5, Y7
+	VFNMADD231PS   192(AX), Y0, Y7
+	VMOVDQU        64(CX), Y0
+	VFMADD213PS    Y7, Y7, Y0
+	VCMPPS         $0x00, Y8, Y5, Y8
+	VPANDN         Y0, Y8, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y8
+	VPAND          Y8, Y0, Y7
+	VPCMPEQD       Y8, Y7, Y7
+	VPANDN         Y0, Y7, Y0
+	VMOVDQU        Y0, 1024(DX)(R10*4)
+	VPSUBD         Y0, Y6, Y0
 	VPADDD         pattern00000003<>+0(SB), Y0, Y0
 	VPMINUD        pattern00000007<>+0(SB), Y0, Y0
-	VPSLLD         $0x1f, Y0, Y12
-	VMOVMSKPS      Y12, BP
+	VPSLLD         $0x1f, Y0, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, (R9)(R15*1)
-	VPSLLD         $0x1e, Y0, Y12
-	VMOVMSKPS      Y12, BP
+	VPSLLD         $0x1e, Y0, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, 32(R9)(R15*1)
 	VPSLLD         $0x1d, Y0, Y0
 	VMOVMSKPS      Y0, BP
 	MOVB           BP, 64(R9)(R15*1)
-	VMOVUPS        256(AX), Y0
-	VMULPS         (SI)(R10*4), Y0, Y0
+	VMOVUPS        (SI)(R10*4), Y6
+	VMULPS         256(AX), Y6, Y0
 	VFMADD231PS    320(AX), Y4, Y0
-	VCVTPS2PD      X0, Y12
-	VEXTRACTF128   $0x01, Y0, X13
-	VCVTPS2PD      X13, Y13
-	VCVTPS2PD      X4, Y14
-	VEXTRACTF128   $0x01, Y4, X15
-	VCVTPS2PD      X15, Y15
-	VFNMADD231PD   256(CX), Y14, Y12
-	VMULPD         320(CX), Y12, Y12
-	VFNMADD231PD   256(CX), Y15, Y13
-	VMULPD         320(CX), Y13, Y13
-	VCVTPD2PSY     Y12, X6
-	VCVTPD2PSY     Y13, X5
-	VINSERTF128    $0x01, X5, Y6, Y6
-	VMULPS         320(AX), Y4, Y4
-	VCMPPS         $0x00, Y4, Y0, Y4
-	VPANDN         Y6, Y4, Y6
-	VMOVDQU        pattern7f800000<>+0(SB), Y4
-	VPAND          Y4, Y6, Y14
-	VPCMPEQD       Y4, Y14, Y14
-	VPANDN         Y6, Y14, Y6
-	VMOVDQU        Y6, 2048(DX)(R10*4)
-	VMOVDQU        (SI)(R10*4), Y4
-	VPSUBD         Y6, Y4, Y4
+	VMULPS         320(AX), Y4, Y8
+	VMOVAPS        Y0, Y7
+	VFNMADD231PS   320(AX), Y4, Y7
+	VMOVDQU        128(CX), Y4
+	VFMADD213PS    Y7, Y7, Y4
+	VCMPPS         $0x00, Y8, Y0, Y8
+	VPANDN         Y4, Y8, Y4
+	VMOVDQU        pattern7f800000<>+0(SB), Y8
+	VPAND          Y8, Y4, Y7
+	VPCMPEQD       Y8, Y7, Y7
+	VPANDN         Y4, Y7, Y4
+	VMOVDQU        Y4, 2048(DX)(R10*4)
+	VPSUBD         Y4, Y6, Y4
 	VPADDD         pattern00000001<>+0(SB), Y4, Y4
 	VPMINUD        pattern00000003<>+0(SB), Y4, Y4
-	VPSLLD         $0x1f, Y4, Y12
-	VMOVMSKPS      Y12, BP
+	VPSLLD         $0x1f, Y4, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, 96(R9)(R15*1)
 	VPSLLD         $0x1e, Y4, Y4
 	VMOVMSKPS      Y4, BP
@@ -349,33 +347,23 @@ next5183:
 	VSQRTPS        Y0, Y0
 	VMOVUPS        384(AX), Y4
 	VFMADD213PS    448(AX), Y4, Y0
-	VDIVPS         Y0, Y11, Y0
+	VDIVPS         Y0, Y5, Y0
 	VMOVAPS        Y2, Y4
 	VFMADD231PS    512(AX), Y2, Y4
 	VFMADD231PS    576(AX), Y0, Y4
-	VCVTPS2PD      X4, Y11
-	VEXTRACTF128   $0x01, Y4, X12
-	VCVTPS2PD      X12, Y12
-	VCVTPS2PD      X0, Y13
-	VEXTRACTF128   $0x01, Y0, X14
-	VCVTPS2PD      X14, Y14
-	VFNMADD231PD   (CX), Y13, Y11
-	VMULPD         64(CX), Y11, Y11
-	VFNMADD231PD   (CX), Y14, Y12
-	VMULPD         64(CX), Y12, Y12
-	VCVTPD2PSY     Y11, X7
-	VCVTPD2PSY     Y12, X5
-	VINSERTF128    $0x01, X5, Y7, Y7
-	VMULPS         576(AX), Y0, Y0
-	VCMPPS         $0x00, Y0, Y4, Y0
-	VPANDN         Y7, Y0, Y7
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y7, Y13
-	VPCMPEQD       Y0, Y13, Y13
-	VPANDN         Y7, Y13, Y7
-	VMOVDQU        Y7, (DX)(R10*4)
-	VMOVDQU        Y2, Y0
-	VPSUBD         Y7, Y0, Y0
+	VMULPS         576(AX), Y0, Y6
+	VMOVAPS        Y4, Y5
+	VFNMADD231PS   576(AX), Y0, Y5
+	VMOVDQU        (CX), Y0
+	VFMADD213PS    Y5, Y5, Y0
+	VCMPPS         $0x00, Y6, Y4, Y6
+	VPANDN         Y0, Y6, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y0, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y0, Y5, Y0
+	VMOVDQU        Y0, (DX)(R10*4)
+	VPSUBD         Y0, Y2, Y0
 	VPADDD         pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD         $0x1f, Y0, Y2
@@ -387,32 +375,22 @@ next5183:
 	VMULPS         (AX), Y1, Y1
 	VFMADD231PS    64(AX), Y3, Y1
 	VMULPS         Y1, Y1, Y0
-	VMOVUPS        128(AX), Y2
-	VMULPS         32(BX)(R10*4), Y2, Y2
+	VMOVUPS        32(BX)(R10*4), Y4
+	VMULPS         128(AX), Y4, Y2
 	VFMADD231PS    192(AX), Y1, Y2
-	VCVTPS2PD      X2, Y4
-	VEXTRACTF128   $0x01, Y2, X11
-	VCVTPS2PD      X11, Y11
-	VCVTPS2PD      X1, Y12
-	VEXTRACTF128   $0x01, Y1, X13
-	VCVTPS2PD      X13, Y13
-	VFNMADD231PD   128(CX), Y12, Y4
-	VMULPD         192(CX), Y4, Y4
-	VFNMADD231PD   128(CX), Y13, Y11
-	VMULPD         192(CX), Y11, Y11
-	VCVTPD2PSY     Y4, X8
-	VCVTPD2PSY     Y11, X4
-	VINSERTF128    $0x01, X4, Y8, Y8
-	VMULPS         192(AX), Y1, Y1
-	VCMPPS         $0x00, Y1, Y2, Y1
-	VPANDN         Y8, Y1, Y8
-	VMOVDQU        pattern7f800000<>+0(SB), Y1
-	VPAND          Y1, Y8, Y12
-	VPCMPEQD       Y1, Y12, Y12
-	VPANDN         Y8, Y12, Y8
-	VMOVDQU        Y8, 1056(DX)(R10*4)
-	VMOVDQU        32(BX)(R10*4), Y1
-	VPSUBD         Y8, Y1, Y1
+	VMULPS         192(AX), Y1, Y6
+	VMOVAPS        Y2, Y5
+	VFNMADD231PS   192(AX), Y1, Y5
+	VMOVDQU        64(CX), Y1
+	VFMADD213PS    Y5, Y5, Y1
+	VCMPPS         $0x00, Y6, Y2, Y6
+	VPANDN         Y1, Y6, Y1
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y1, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y1, Y5, Y1
+	VMOVDQU        Y1, 1056(DX)(R10*4)
+	VPSUBD         Y1, Y4, Y1
 	VPADDD         pattern00000003<>+0(SB), Y1, Y1
 	VPMINUD        pattern00000007<>+0(SB), Y1, Y1
 	VPSLLD         $0x1f, Y1, Y4
@@ -424,32 +402,22 @@ next5183:
 	VPSLLD         $0x1d, Y1, Y1
 	VMOVMSKPS      Y1, BP
 	MOVB           BP, 65(R9)(R15*1)
-	VMOVUPS        256(AX), Y1
-	VMULPS         32(SI)(R10*4), Y1, Y1
+	VMOVUPS        32(SI)(R10*4), Y4
+	VMULPS         256(AX), Y4, Y1
 	VFMADD231PS    320(AX), Y0, Y1
-	VCVTPS2PD      X1, Y4
-	VEXTRACTF128   $0x01, Y1, X11
-	VCVTPS2PD      X11, Y11
-	VCVTPS2PD      X0, Y12
-	VEXTRACTF128   $0x01, Y0, X13
-	VCVTPS2PD      X13, Y13
-	VFNMADD231PD   256(CX), Y12, Y4
-	VMULPD         320(CX), Y4, Y4
-	VFNMADD231PD   256(CX), Y13, Y11
-	VMULPD         320(CX), Y11, Y11
-	VCVTPD2PSY     Y4, X9
-	VCVTPD2PSY     Y11, X4
-	VINSERTF128    $0x01, X4, Y9, Y9
-	VMULPS         320(AX), Y0, Y0
-	VCMPPS         $0x00, Y0, Y1, Y0
-	VPANDN         Y9, Y0, Y9
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y9, Y12
-	VPCMPEQD       Y0, Y12, Y12
-	VPANDN         Y9, Y12, Y9
-	VMOVDQU        Y9, 2080(DX)(R10*4)
-	VMOVDQU        32(SI)(R10*4), Y0
-	VPSUBD         Y9, Y0, Y0
+	VMULPS         320(AX), Y0, Y6
+	VMOVAPS        Y1, Y5
+	VFNMADD231PS   320(AX), Y0, Y5
+	VMOVDQU        128(CX), Y0
+	VFMADD213PS    Y5, Y5, Y0
+	VCMPPS         $0x00, Y6, Y1, Y6
+	VPANDN         Y0, Y6, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y0, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y0, Y5, Y0
+	VMOVDQU        Y0, 2080(DX)(R10*4)
+	VPSUBD         Y0, Y4, Y0
 	VPADDD         pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD         $0x1f, Y0, Y4
@@ -465,29 +433,19 @@ next5183:
 	VMOVAPS        Y3, Y1
 	VFMADD231PS    512(AX), Y3, Y1
 	VFMADD231PS    576(AX), Y0, Y1
-	VCVTPS2PD      X1, Y2
-	VEXTRACTF128   $0x01, Y1, X4
-	VCVTPS2PD      X4, Y4
-	VCVTPS2PD      X0, Y11
-	VEXTRACTF128   $0x01, Y0, X12
-	VCVTPS2PD      X12, Y12
-	VFNMADD231PD   (CX), Y11, Y2
-	VMULPD         64(CX), Y2, Y2
-	VFNMADD231PD   (CX), Y12, Y4
-	VMULPD         64(CX), Y4, Y4
-	VCVTPD2PSY     Y2, X10
-	VCVTPD2PSY     Y4, X2
-	VINSERTF128    $0x01, X2, Y10, Y10
-	VMULPS         576(AX), Y0, Y0
-	VCMPPS         $0x00, Y0, Y1, Y0
-	VPANDN         Y10, Y0, Y10
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y10, Y11
-	VPCMPEQD       Y0, Y11, Y11
-	VPANDN         Y10, Y11, Y10
-	VMOVDQU        Y10, 32(DX)(R10*4)
-	VMOVDQU        Y3, Y0
-	VPSUBD         Y10, Y0, Y0
+	VMULPS         576(AX), Y0, Y4
+	VMOVAPS        Y1, Y2
+	VFNMADD231PS   576(AX), Y0, Y2
+	VMOVDQU        (CX), Y0
+	VFMADD213PS    Y2, Y2, Y0
+	VCMPPS         $0x00, Y4, Y1, Y4
+	VPANDN         Y0, Y4, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y4
+	VPAND          Y4, Y0, Y2
+	VPCMPEQD       Y4, Y2, Y2
+	VPANDN         Y0, Y2, Y0
+	VMOVDQU        Y0, 32(DX)(R10*4)
+	VPSUBD         Y0, Y3, Y0
 	VPADDD         pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD         $0x1f, Y0, Y1
@@ -535,73 +493,53 @@ next5185:
 	VMULPS         (AX), Y0, Y0
 	VFMADD231PS    64(AX), Y2, Y0
 	VMULPS         Y0, Y0, Y4
-	VMOVUPS        128(AX), Y11
-	VMULPS         (BX)(R10*4), Y11, Y11
-	VFMADD231PS    192(AX), Y0, Y11
-	VCVTPS2PD      X11, Y12
-	VEXTRACTF128   $0x01, Y11, X13
-	VCVTPS2PD      X13, Y13
-	VCVTPS2PD      X0, Y14
-	VEXTRACTF128   $0x01, Y0, X15
-	VCVTPS2PD      X15, Y15
-	VFNMADD231PD   128(CX), Y14, Y12
-	VMULPD         192(CX), Y12, Y12
-	VFNMADD231PD   128(CX), Y15, Y13
-	VMULPD         192(CX), Y13, Y13
-	VCVTPD2PSY     Y12, X5
-	VCVTPD2PSY     Y13, X6
-	VINSERTF128    $0x01, X6, Y5, Y5
-	VMULPS         192(AX), Y0, Y0
-	VCMPPS         $0x00, Y0, Y11, Y0
-	VPANDN         Y5, Y0, Y5
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y5, Y14
-	VPCMPEQD       Y0, Y14, Y14
-	VPANDN         Y5, Y14, Y5
-	VMOVDQU        Y5, 1024(DX)(R10*4)
-	VMOVDQU        (BX)(R10*4), Y0
-	VPSUBD         Y5, Y0, Y0
+	VMOVUPS        (BX)(R10*4), Y6
+	VMULPS         128(AX), Y6, Y5
+	VFMADD231PS    192(AX), Y0, Y5
+	VMULPS         192(AX), Y0, Y8
+	VMOVAPS        Y5, Y7
+	VFNMADD231PS   192(AX), Y0, Y7
+	VMOVDQU        64(CX), Y0
+	VFMADD213PS    Y7, Y7, Y0
+	VCMPPS         $0x00, Y8, Y5, Y8
+	VPANDN         Y0, Y8, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y8
+	VPAND          Y8, Y0, Y7
+	VPCMPEQD       Y8, Y7, Y7
+	VPANDN         Y0, Y7, Y0
+	VMOVDQU        Y0, 1024(DX)(R10*4)
+	VPSUBD         Y0, Y6, Y0
 	VPADDD         pattern00000003<>+0(SB), Y0, Y0
 	VPMINUD        pattern00000007<>+0(SB), Y0, Y0
-	VPSLLD         $0x1f, Y0, Y12
-	VMOVMSKPS      Y12, BP
+	VPSLLD         $0x1f, Y0, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, (R9)(R15*1)
-	VPSLLD         $0x1e, Y0, Y12
-	VMOVMSKPS      Y12, BP
+	VPSLLD         $0x1e, Y0, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, 32(R9)(R15*1)
 	VPSLLD         $0x1d, Y0, Y0
 	VMOVMSKPS      Y0, BP
 	MOVB           BP, 64(R9)(R15*1)
-	VMOVUPS        256(AX), Y0
-	VMULPS         (SI)(R10*4), Y0, Y0
+	VMOVUPS        (SI)(R10*4), Y6
+	VMULPS         256(AX), Y6, Y0
 	VFMADD231PS    320(AX), Y4, Y0
-	VCVTPS2PD      X0, Y12
-	VEXTRACTF128   $0x01, Y0, X13
-	VCVTPS2PD      X13, Y13
-	VCVTPS2PD      X4, Y14
-	VEXTRACTF128   $0x01, Y4, X15
-	VCVTPS2PD      X15, Y15
-	VFNMADD231PD   256(CX), Y14, Y12
-	VMULPD         320(CX), Y12, Y12
-	VFNMADD231PD   256(CX), Y15, Y13
-	VMULPD         320(CX), Y13, Y13
-	VCVTPD2PSY     Y12, X6
-	VCVTPD2PSY     Y13, X5
-	VINSERTF128    $0x01, X5, Y6, Y6
-	VMULPS         320(AX), Y4, Y4
-	VCMPPS         $0x00, Y4, Y0, Y4
-	VPANDN         Y6, Y4, Y6
-	VMOVDQU        pattern7f800000<>+0(SB), Y4
-	VPAND          Y4, Y6, Y14
-	VPCMPEQD       Y4, Y14, Y14
-	VPANDN         Y6, Y14, Y6
-	VMOVDQU        Y6, 2048(DX)(R10*4)
-	VMOVDQU        (SI)(R10*4), Y4
-	VPSUBD         Y6, Y4, Y4
+	VMULPS         320(AX), Y4, Y8
+	VMOVAPS        Y0, Y7
+	VFNMADD231PS   320(AX), Y4, Y7
+	VMOVDQU        128(CX), Y4
+	VFMADD213PS    Y7, Y7, Y4
+	VCMPPS         $0x00, Y8, Y0, Y8
+	VPANDN         Y4, Y8, Y4
+	VMOVDQU        pattern7f800000<>+0(SB), Y8
+	VPAND          Y8, Y4, Y7
+	VPCMPEQD       Y8, Y7, Y7
+	VPANDN         Y4, Y7, Y4
+	VMOVDQU        Y4, 2048(DX)(R10*4)
+	VPSUBD         Y4, Y6, Y4
 	VPADDD         pattern00000001<>+0(SB), Y4, Y4
 	VPMINUD        pattern00000003<>+0(SB), Y4, Y4
-	VPSLLD         $0x1f, Y4, Y12
-	VMOVMSKPS      Y12, BP
+	VPSLLD         $0x1f, Y4, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, 96(R9)(R15*1)
 	VPSLLD         $0x1e, Y4, Y4
 	VMOVMSKPS      Y4, BP
@@ -609,33 +547,23 @@ next5185:
 	VSQRTPS        Y0, Y0
 	VMOVUPS        384(AX), Y4
 	VFMADD213PS    448(AX), Y4, Y0
-	VDIVPS         Y0, Y11, Y0
+	VDIVPS         Y0, Y5, Y0
 	VMOVAPS        Y2, Y4
 	VFMADD231PS    512(AX), Y2, Y4
 	VFMADD231PS    576(AX), Y0, Y4
-	VCVTPS2PD      X4, Y11
-	VEXTRACTF128   $0x01, Y4, X12
-	VCVTPS2PD      X12, Y12
-	VCVTPS2PD      X0, Y13
-	VEXTRACTF128   $0x01, Y0, X14
-	VCVTPS2PD      X14, Y14
-	VFNMADD231PD   (CX), Y13, Y11
-	VMULPD         64(CX), Y11, Y11
-	VFNMADD231PD   (CX), Y14, Y12
-	VMULPD         64(CX), Y12, Y12
-	VCVTPD2PSY     Y11, X7
-	VCVTPD2PSY     Y12, X5
-	VINSERTF128    $0x01, X5, Y7, Y7
-	VMULPS         576(AX), Y0, Y0
-	VCMPPS         $0x00, Y0, Y4, Y0
-	VPANDN         Y7, Y0, Y7
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y7, Y13
-	VPCMPEQD       Y0, Y13, Y13
-	VPANDN         Y7, Y13, Y7
-	VMOVDQU        Y7, (DX)(R10*4)
-	VMOVDQU        Y2, Y0
-	VPSUBD         Y7, Y0, Y0
+	VMULPS         576(AX), Y0, Y6
+	VMOVAPS        Y4, Y5
+	VFNMADD231PS   576(AX), Y0, Y5
+	VMOVDQU        (CX), Y0
+	VFMADD213PS    Y5, Y5, Y0
+	VCMPPS         $0x00, Y6, Y4, Y6
+	VPANDN         Y0, Y6, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y0, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y0, Y5, Y0
+	VMOVDQU        Y0, (DX)(R10*4)
+	VPSUBD         Y0, Y2, Y0
 	VPADDD         pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD         $0x1f, Y0, Y2
@@ -647,32 +575,22 @@ next5185:
 	VMULPS         (AX), Y1, Y1
 	VFMADD231PS    64(AX), Y3, Y1
 	VMULPS         Y1, Y1, Y0
-	VMOVUPS        128(AX), Y2
-	VMULPS         32(BX)(R10*4), Y2, Y2
+	VMOVUPS        32(BX)(R10*4), Y4
+	VMULPS         128(AX), Y4, Y2
 	VFMADD231PS    192(AX), Y1, Y2
-	VCVTPS2PD      X2, Y4
-	VEXTRACTF128   $0x01, Y2, X11
-	VCVTPS2PD      X11, Y11
-	VCVTPS2PD      X1, Y12
-	VEXTRACTF128   $0x01, Y1, X13
-	VCVTPS2PD      X13, Y13
-	VFNMADD231PD   128(CX), Y12, Y4
-	VMULPD         192(CX), Y4, Y4
-	VFNMADD231PD   128(CX), Y13, Y11
-	VMULPD         192(CX), Y11, Y11
-	VCVTPD2PSY     Y4, X8
-	VCVTPD2PSY     Y11, X4
-	VINSERTF128    $0x01, X4, Y8, Y8
-	VMULPS         192(AX), Y1, Y1
-	VCMPPS         $0x00, Y1, Y2, Y1
-	VPANDN         Y8, Y1, Y8
-	VMOVDQU        pattern7f800000<>+0(SB), Y1
-	VPAND          Y1, Y8, Y12
-	VPCMPEQD       Y1, Y12, Y12
-	VPANDN         Y8, Y12, Y8
-	VMOVDQU        Y8, 1056(DX)(R10*4)
-	VMOVDQU        32(BX)(R10*4), Y1
-	VPSUBD         Y8, Y1, Y1
+	VMULPS         192(AX), Y1, Y6
+	VMOVAPS        Y2, Y5
+	VFNMADD231PS   192(AX), Y1, Y5
+	VMOVDQU        64(CX), Y1
+	VFMADD213PS    Y5, Y5, Y1
+	VCMPPS         $0x00, Y6, Y2, Y6
+	VPANDN         Y1, Y6, Y1
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y1, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y1, Y5, Y1
+	VMOVDQU        Y1, 1056(DX)(R10*4)
+	VPSUBD         Y1, Y4, Y1
 	VPADDD         pattern00000003<>+0(SB), Y1, Y1
 	VPMINUD        pattern00000007<>+0(SB), Y1, Y1
 	VPSLLD         $0x1f, Y1, Y4
@@ -684,32 +602,22 @@ next5185:
 	VPSLLD         $0x1d, Y1, Y1
 	VMOVMSKPS      Y1, BP
 	MOVB           BP, 65(R9)(R15*1)
-	VMOVUPS        256(AX), Y1
-	VMULPS         32(SI)(R10*4), Y1, Y1
+	VMOVUPS        32(SI)(R10*4), Y4
+	VMULPS         256(AX), Y4, Y1
 	VFMADD231PS    320(AX), Y0, Y1
-	VCVTPS2PD      X1, Y4
-	VEXTRACTF128   $0x01, Y1, X11
-	VCVTPS2PD      X11, Y11
-	VCVTPS2PD      X0, Y12
-	VEXTRACTF128   $0x01, Y0, X13
-	VCVTPS2PD      X13, Y13
-	VFNMADD231PD   256(CX), Y12, Y4
-	VMULPD         320(CX), Y4, Y4
-	VFNMADD231PD   256(CX), Y13, Y11
-	VMULPD         320(CX), Y11, Y11
-	VCVTPD2PSY     Y4, X9
-	VCVTPD2PSY     Y11, X4
-	VINSERTF128    $0x01, X4, Y9, Y9
-	VMULPS         320(AX), Y0, Y0
-	VCMPPS         $0x00, Y0, Y1, Y0
-	VPANDN         Y9, Y0, Y9
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y9, Y12
-	VPCMPEQD       Y0, Y12, Y12
-	VPANDN         Y9, Y12, Y9
-	VMOVDQU        Y9, 2080(DX)(R10*4)
-	VMOVDQU        32(SI)(R10*4), Y0
-	VPSUBD         Y9, Y0, Y0
+	VMULPS         320(AX), Y0, Y6
+	VMOVAPS        Y1, Y5
+	VFNMADD231PS   320(AX), Y0, Y5
+	VMOVDQU        128(CX), Y0
+	VFMADD213PS    Y5, Y5, Y0
+	VCMPPS         $0x00, Y6, Y1, Y6
+	VPANDN         Y0, Y6, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y0, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y0, Y5, Y0
+	VMOVDQU        Y0, 2080(DX)(R10*4)
+	VPSUBD         Y0, Y4, Y0
 	VPADDD         pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD         $0x1f, Y0, Y4
@@ -725,29 +633,19 @@ next5185:
 	VMOVAPS        Y3, Y1
 	VFMADD231PS    512(AX), Y3, Y1
 	VFMADD231PS    576(AX), Y0, Y1
-	VCVTPS2PD      X1, Y2
-	VEXTRACTF128   $0x01, Y1, X4
-	VCVTPS2PD      X4, Y4
-	VCVTPS2PD      X0, Y11
-	VEXTRACTF128   $0x01, Y0, X12
-	VCVTPS2PD      X12, Y12
-	VFNMADD231PD   (CX), Y11, Y2
-	VMULPD         64(CX), Y2, Y2
-	VFNMADD231PD   (CX), Y12, Y4
-	VMULPD         64(CX), Y4, Y4
-	VCVTPD2PSY     Y2, X10
-	VCVTPD2PSY     Y4, X2
-	VINSERTF128    $0x01, X2, Y10, Y10
-	VMULPS         576(AX), Y0, Y0
-	VCMPPS         $0x00, Y0, Y1, Y0
-	VPANDN         Y10, Y0, Y10
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y10, Y11
-	VPCMPEQD       Y0, Y11, Y11
-	VPANDN         Y10, Y11, Y10
-	VMOVDQU        Y10, 32(DX)(R10*4)
-	VMOVDQU        Y3, Y0
-	VPSUBD         Y10, Y0, Y0
+	VMULPS         576(AX), Y0, Y4
+	VMOVAPS        Y1, Y2
+	VFNMADD231PS   576(AX), Y0, Y2
+	VMOVDQU        (CX), Y0
+	VFMADD213PS    Y2, Y2, Y0
+	VCMPPS         $0x00, Y4, Y1, Y4
+	VPANDN         Y0, Y4, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y4
+	VPAND          Y4, Y0, Y2
+	VPCMPEQD       Y4, Y2, Y2
+	VPANDN         Y0, Y2, Y0
+	VMOVDQU        Y0, 32(DX)(R10*4)
+	VPSUBD         Y0, Y3, Y0
 	VPADDD         pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD         $0x1f, Y0, Y1
@@ -795,73 +693,53 @@ next5187:
 	VMULPS         (AX), Y0, Y0
 	VFMADD231PS    64(AX), Y2, Y0
 	VMULPS         Y0, Y0, Y4
-	VMOVUPS        128(AX), Y11
-	VMULPS         (BX)(R10*4), Y11, Y11
-	VFMADD231PS    192(AX), Y0, Y11
-	VCVTPS2PD      X11, Y12
-	VEXTRACTF128   $0x01, Y11, X13
-	VCVTPS2PD      X13, Y13
-	VCVTPS2PD      X0, Y14
-	VEXTRACTF128   $0x01, Y0, X15
-	VCVTPS2PD      X15, Y15
-	VFNMADD231PD   128(CX), Y14, Y12
-	VMULPD         192(CX), Y12, Y12
-	VFNMADD231PD   128(CX), Y15, Y13
-	VMULPD         192(CX), Y13, Y13
-	VCVTPD2PSY     Y12, X5
-	VCVTPD2PSY     Y13, X6
-	VINSERTF128    $0x01, X6, Y5, Y5
-	VMULPS         192(AX), Y0, Y0
-	VCMPPS         $0x00, Y0, Y11, Y0
-	VPANDN         Y5, Y0, Y5
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y5, Y14
-	VPCMPEQD       Y0, Y14, Y14
-	VPANDN         Y5, Y14, Y5
-	VMOVDQU        Y5, 1024(DX)(R10*4)
-	VMOVDQU        (BX)(R10*4), Y0
-	VPSUBD         Y5, Y0, Y0
+	VMOVUPS        (BX)(R10*4), Y6
+	VMULPS         128(AX), Y6, Y5
+	VFMADD231PS    192(AX), Y0, Y5
+	VMULPS         192(AX), Y0, Y8
+	VMOVAPS        Y5, Y7
+	VFNMADD231PS   192(AX), Y0, Y7
+	VMOVDQU        64(CX), Y0
+	VFMADD213PS    Y7, Y7, Y0
+	VCMPPS         $0x00, Y8, Y5, Y8
+	VPANDN         Y0, Y8, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y8
+	VPAND          Y8, Y0, Y7
+	VPCMPEQD       Y8, Y7, Y7
+	VPANDN         Y0, Y7, Y0
+	VMOVDQU        Y0, 1024(DX)(R10*4)
+	VPSUBD         Y0, Y6, Y0
 	VPADDD         pattern00000003<>+0(SB), Y0, Y0
 	VPMINUD        pattern00000007<>+0(SB), Y0, Y0
-	VPSLLD         $0x1f, Y0, Y12
-	VMOVMSKPS      Y12, BP
+	VPSLLD         $0x1f, Y0, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, (R9)(R15*1)
-	VPSLLD         $0x1e, Y0, Y12
-	VMOVMSKPS      Y12, BP
+	VPSLLD         $0x1e, Y0, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, 32(R9)(R15*1)
 	VPSLLD         $0x1d, Y0, Y0
 	VMOVMSKPS      Y0, BP
 	MOVB           BP, 64(R9)(R15*1)
-	VMOVUPS        256(AX), Y0
-	VMULPS         (SI)(R10*4), Y0, Y0
+	VMOVUPS        (SI)(R10*4), Y6
+	VMULPS         256(AX), Y6, Y0
 	VFMADD231PS    320(AX), Y4, Y0
-	VCVTPS2PD      X0, Y12
-	VEXTRACTF128   $0x01, Y0, X13
-	VCVTPS2PD      X13, Y13
-	VCVTPS2PD      X4, Y14
-	VEXTRACTF128   $0x01, Y4, X15
-	VCVTPS2PD      X15, Y15
-	VFNMADD231PD   256(CX), Y14, Y12
-	VMULPD         320(CX), Y12, Y12
-	VFNMADD231PD   256(CX), Y15, Y13
-	VMULPD         320(CX), Y13, Y13
-	VCVTPD2PSY     Y12, X6
-	VCVTPD2PSY     Y13, X5
-	VINSERTF128    $0x01, X5, Y6, Y6
-	VMULPS         320(AX), Y4, Y4
-	VCMPPS         $0x00, Y4, Y0, Y4
-	VPANDN         Y6, Y4, Y6
-	VMOVDQU        pattern7f800000<>+0(SB), Y4
-	VPAND          Y4, Y6, Y14
-	VPCMPEQD       Y4, Y14, Y14
-	VPANDN         Y6, Y14, Y6
-	VMOVDQU        Y6, 2048(DX)(R10*4)
-	VMOVDQU        (SI)(R10*4), Y4
-	VPSUBD         Y6, Y4, Y4
+	VMULPS         320(AX), Y4, Y8
+	VMOVAPS        Y0, Y7
+	VFNMADD231PS   320(AX), Y4, Y7
+	VMOVDQU        128(CX), Y4
+	VFMADD213PS    Y7, Y7, Y4
+	VCMPPS         $0x00, Y8, Y0, Y8
+	VPANDN         Y4, Y8, Y4
+	VMOVDQU        pattern7f800000<>+0(SB), Y8
+	VPAND          Y8, Y4, Y7
+	VPCMPEQD       Y8, Y7, Y7
+	VPANDN         Y4, Y7, Y4
+	VMOVDQU        Y4, 2048(DX)(R10*4)
+	VPSUBD         Y4, Y6, Y4
 	VPADDD         pattern00000001<>+0(SB), Y4, Y4
 	VPMINUD        pattern00000003<>+0(SB), Y4, Y4
-	VPSLLD         $0x1f, Y4, Y12
-	VMOVMSKPS      Y12, BP
+	VPSLLD         $0x1f, Y4, Y6
+	VMOVMSKPS      Y6, BP
 	MOVB           BP, 96(R9)(R15*1)
 	VPSLLD         $0x1e, Y4, Y4
 	VMOVMSKPS      Y4, BP
@@ -869,33 +747,23 @@ next5187:
 	VSQRTPS        Y0, Y0
 	VMOVUPS        384(AX), Y4
 	VFMADD213PS    448(AX), Y4, Y0
-	VDIVPS         Y0, Y11, Y0
+	VDIVPS         Y0, Y5, Y0
 	VMOVAPS        Y2, Y4
 	VFMADD231PS    512(AX), Y2, Y4
 	VFMADD231PS    576(AX), Y0, Y4
-	VCVTPS2PD      X4, Y11
-	VEXTRACTF128   $0x01, Y4, X12
-	VCVTPS2PD      X12, Y12
-	VCVTPS2PD      X0, Y13
-	VEXTRACTF128   $0x01, Y0, X14
-	VCVTPS2PD      X14, Y14
-	VFNMADD231PD   (CX), Y13, Y11
-	VMULPD         64(CX), Y11, Y11
-	VFNMADD231PD   (CX), Y14, Y12
-	VMULPD         64(CX), Y12, Y12
-	VCVTPD2PSY     Y11, X7
-	VCVTPD2PSY     Y12, X5
-	VINSERTF128    $0x01, X5, Y7, Y7
-	VMULPS         576(AX), Y0, Y0
-	VCMPPS         $0x00, Y0, Y4, Y0
-	VPANDN         Y7, Y0, Y7
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y7, Y13
-	VPCMPEQD       Y0, Y13, Y13
-	VPANDN         Y7, Y13, Y7
-	VMOVDQU        Y7, (DX)(R10*4)
-	VMOVDQU        Y2, Y0
-	VPSUBD         Y7, Y0, Y0
+	VMULPS         576(AX), Y0, Y6
+	VMOVAPS        Y4, Y5
+	VFNMADD231PS   576(AX), Y0, Y5
+	VMOVDQU        (CX), Y0
+	VFMADD213PS    Y5, Y5, Y0
+	VCMPPS         $0x00, Y6, Y4, Y6
+	VPANDN         Y0, Y6, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y0, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y0, Y5, Y0
+	VMOVDQU        Y0, (DX)(R10*4)
+	VPSUBD         Y0, Y2, Y0
 	VPADDD         pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD         $0x1f, Y0, Y2
@@ -907,32 +775,22 @@ next5187:
 	VMULPS         (AX), Y1, Y1
 	VFMADD231PS    64(AX), Y3, Y1
 	VMULPS         Y1, Y1, Y0
-	VMOVUPS        128(AX), Y2
-	VMULPS         32(BX)(R10*4), Y2, Y2
+	VMOVUPS        32(BX)(R10*4), Y4
+	VMULPS         128(AX), Y4, Y2
 	VFMADD231PS    192(AX), Y1, Y2
-	VCVTPS2PD      X2, Y4
-	VEXTRACTF128   $0x01, Y2, X11
-	VCVTPS2PD      X11, Y11
-	VCVTPS2PD      X1, Y12
-	VEXTRACTF128   $0x01, Y1, X13
-	VCVTPS2PD      X13, Y13
-	VFNMADD231PD   128(CX), Y12, Y4
-	VMULPD         192(CX), Y4, Y4
-	VFNMADD231PD   128(CX), Y13, Y11
-	VMULPD         192(CX), Y11, Y11
-	VCVTPD2PSY     Y4, X8
-	VCVTPD2PSY     Y11, X4
-	VINSERTF128    $0x01, X4, Y8, Y8
-	VMULPS         192(AX), Y1, Y1
-	VCMPPS         $0x00, Y1, Y2, Y1
-	VPANDN         Y8, Y1, Y8
-	VMOVDQU        pattern7f800000<>+0(SB), Y1
-	VPAND          Y1, Y8, Y12
-	VPCMPEQD       Y1, Y12, Y12
-	VPANDN         Y8, Y12, Y8
-	VMOVDQU        Y8, 1056(DX)(R10*4)
-	VMOVDQU        32(BX)(R10*4), Y1
-	VPSUBD         Y8, Y1, Y1
+	VMULPS         192(AX), Y1, Y6
+	VMOVAPS        Y2, Y5
+	VFNMADD231PS   192(AX), Y1, Y5
+	VMOVDQU        64(CX), Y1
+	VFMADD213PS    Y5, Y5, Y1
+	VCMPPS         $0x00, Y6, Y2, Y6
+	VPANDN         Y1, Y6, Y1
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y1, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y1, Y5, Y1
+	VMOVDQU        Y1, 1056(DX)(R10*4)
+	VPSUBD         Y1, Y4, Y1
 	VPADDD         pattern00000003<>+0(SB), Y1, Y1
 	VPMINUD        pattern00000007<>+0(SB), Y1, Y1
 	VPSLLD         $0x1f, Y1, Y4
@@ -944,32 +802,22 @@ next5187:
 	VPSLLD         $0x1d, Y1, Y1
 	VMOVMSKPS      Y1, BP
 	MOVB           BP, 65(R9)(R15*1)
-	VMOVUPS        256(AX), Y1
-	VMULPS         32(SI)(R10*4), Y1, Y1
+	VMOVUPS        32(SI)(R10*4), Y4
+	VMULPS         256(AX), Y4, Y1
 	VFMADD231PS    320(AX), Y0, Y1
-	VCVTPS2PD      X1, Y4
-	VEXTRACTF128   $0x01, Y1, X11
-	VCVTPS2PD      X11, Y11
-	VCVTPS2PD      X0, Y12
-	VEXTRACTF128   $0x01, Y0, X13
-	VCVTPS2PD      X13, Y13
-	VFNMADD231PD   256(CX), Y12, Y4
-	VMULPD         320(CX), Y4, Y4
-	VFNMADD231PD   256(CX), Y13, Y11
-	VMULPD         320(CX), Y11, Y11
-	VCVTPD2PSY     Y4, X9
-	VCVTPD2PSY     Y11, X4
-	VINSERTF128    $0x01, X4, Y9, Y9
-	VMULPS         320(AX), Y0, Y0
-	VCMPPS         $0x00, Y0, Y1, Y0
-	VPANDN         Y9, Y0, Y9
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y9, Y12
-	VPCMPEQD       Y0, Y12, Y12
-	VPANDN         Y9, Y12, Y9
-	VMOVDQU        Y9, 2080(DX)(R10*4)
-	VMOVDQU        32(SI)(R10*4), Y0
-	VPSUBD         Y9, Y0, Y0
+	VMULPS         320(AX), Y0, Y6
+	VMOVAPS        Y1, Y5
+	VFNMADD231PS   320(AX), Y0, Y5
+	VMOVDQU        128(CX), Y0
+	VFMADD213PS    Y5, Y5, Y0
+	VCMPPS         $0x00, Y6, Y1, Y6
+	VPANDN         Y0, Y6, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y0, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y0, Y5, Y0
+	VMOVDQU        Y0, 2080(DX)(R10*4)
+	VPSUBD         Y0, Y4, Y0
 	VPADDD         pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD         $0x1f, Y0, Y4
@@ -985,29 +833,19 @@ next5187:
 	VMOVAPS        Y3, Y1
 	VFMADD231PS    512(AX), Y3, Y1
 	VFMADD231PS    576(AX), Y0, Y1
-	VCVTPS2PD      X1, Y2
-	VEXTRACTF128   $0x01, Y1, X4
-	VCVTPS2PD      X4, Y4
-	VCVTPS2PD      X0, Y11
-	VEXTRACTF128   $0x01, Y0, X12
-	VCVTPS2PD      X12, Y12
-	VFNMADD231PD   (CX), Y11, Y2
-	VMULPD         64(CX), Y2, Y2
-	VFNMADD231PD   (CX), Y12, Y4
-	VMULPD         64(CX), Y4, Y4
-	VCVTPD2PSY     Y2, X10
-	VCVTPD2PSY     Y4, X2
-	VINSERTF128    $0x01, X2, Y10, Y10
-	VMULPS         576(AX), Y0, Y0
-	VCMPPS         $0x00, Y0, Y1, Y0
-	VPANDN         Y10, Y0, Y10
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y10, Y11
-	VPCMPEQD       Y0, Y11, Y11
-	VPANDN         Y10, Y11, Y10
-	VMOVDQU        Y10, 32(DX)(R10*4)
-	VMOVDQU        Y3, Y0
-	VPSUBD         Y10, Y0, Y0
+	VMULPS         576(AX), Y0, Y4
+	VMOVAPS        Y1, Y2
+	VFNMADD231PS   576(AX), Y0, Y2
+	VMOVDQU        (CX), Y0
+	VFMADD213PS    Y2, Y2, Y0
+	VCMPPS         $0x00, Y4, Y1, Y4
+	VPANDN         Y0, Y4, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y4
+	VPAND          Y4, Y0, Y2
+	VPCMPEQD       Y4, Y2, Y2
+	VPANDN         Y0, Y2, Y0
+	VMOVDQU        Y0, 32(DX)(R10*4)
+	VPSUBD         Y0, Y3, Y0
 	VPADDD         pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD         $0x1f, Y0, Y1
@@ -1079,31 +917,22 @@ next5189:
 	VPMOVSXWD      16(R8)(R11*2), Y2
 	VPADDD         Y2, Y1, Y1
 	VMOVUPS        (BX)(R11*4), Y2
-	VMOVUPS        (SI)(R11*4), Y5
-	VSQRTPS        Y5, Y5
-	VMOVUPS        384(AX), Y6
-	VFMADD213PS    448(AX), Y6, Y5
-	VDIVPS         Y5, Y2, Y5
-	VCVTPS2PD      X0, Y2
-	VEXTRACTF128   $0x01, Y0, X6
-	VCVTPS2PD      X6, Y6
-	VCVTPS2PD      X5, Y7
-	VEXTRACTF128   $0x01, Y5, X8
-	VCVTPS2PD      X8, Y8
-	VFNMADD231PD   (CX), Y7, Y2
-	VMULPD         64(CX), Y2, Y2
-	VFNMADD231PD   (CX), Y8, Y6
-	VMULPD         64(CX), Y6, Y6
-	VCVTPD2PSY     Y2, X3
-	VCVTPD2PSY     Y6, X2
-	VINSERTF128    $0x01, X2, Y3, Y3
-	VMULPS         576(AX), Y5, Y2
-	VCMPPS         $0x00, Y2, Y0, Y2
+	VMOVUPS        (SI)(R11*4), Y3
+	VSQRTPS        Y3, Y3
+	VMOVUPS        384(AX), Y4
+	VFMADD213PS    448(AX), Y4, Y3
+	VDIVPS         Y3, Y2, Y3
+	VMULPS         576(AX), Y3, Y4
+	VMOVAPS        Y0, Y2
+	VFNMADD231PS   576(AX), Y3, Y2
+	VMOVDQU        (CX), Y3
+	VFMADD213PS    Y2, Y2, Y3
+	VCMPPS         $0x00, Y4, Y0, Y4
+	VPANDN         Y3, Y4, Y3
+	VMOVDQU        pattern7f800000<>+0(SB), Y4
+	VPAND          Y4, Y3, Y2
+	VPCMPEQD       Y4, Y2, Y2
 	VPANDN         Y3, Y2, Y3
-	VMOVDQU        pattern7f800000<>+0(SB), Y2
-	VPAND          Y2, Y3, Y7
-	VPCMPEQD       Y2, Y7, Y7
-	VPANDN         Y3, Y7, Y3
 	VMOVDQU        pattern00000001<>+0(SB), Y0
 	VPSUBD         Y0, Y3, Y0
 	VPBROADCASTB   160(R9)(R14*1), Y2
@@ -1120,31 +949,22 @@ next5189:
 	VMOVUPS        32(BX)(R11*4), Y0
 	VMOVUPS        32(SI)(R11*4), Y2
 	VSQRTPS        Y2, Y2
-	VMOVUPS        384(AX), Y5
-	VFMADD213PS    448(AX), Y5, Y2
+	VMOVUPS        384(AX), Y3
+	VFMADD213PS    448(AX), Y3, Y2
 	VDIVPS         Y2, Y0, Y2
-	VCVTPS2PD      X1, Y0
-	VEXTRACTF128   $0x01, Y1, X5
-	VCVTPS2PD      X5, Y5
-	VCVTPS2PD      X2, Y6
-	VEXTRACTF128   $0x01, Y2, X7
-	VCVTPS2PD      X7, Y7
-	VFNMADD231PD   (CX), Y6, Y0
-	VMULPD         64(CX), Y0, Y0
-	VFNMADD231PD   (CX), Y7, Y5
-	VMULPD         64(CX), Y5, Y5
-	VCVTPD2PSY     Y0, X4
-	VCVTPD2PSY     Y5, X0
-	VINSERTF128    $0x01, X0, Y4, Y4
-	VMULPS         576(AX), Y2, Y0
-	VCMPPS         $0x00, Y0, Y1, Y0
-	VPANDN         Y4, Y0, Y4
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y4, Y6
-	VPCMPEQD       Y0, Y6, Y6
-	VPANDN         Y4, Y6, Y4
+	VMULPS         576(AX), Y2, Y3
+	VMOVAPS        Y1, Y0
+	VFNMADD231PS   576(AX), Y2, Y0
+	VMOVDQU        (CX), Y2
+	VFMADD213PS    Y0, Y0, Y2
+	VCMPPS         $0x00, Y3, Y1, Y3
+	VPANDN         Y2, Y3, Y2
+	VMOVDQU        pattern7f800000<>+0(SB), Y3
+	VPAND          Y3, Y2, Y0
+	VPCMPEQD       Y3, Y0, Y0
+	VPANDN         Y2, Y0, Y2
 	VMOVDQU        pattern00000001<>+0(SB), Y0
-	VPSUBD         Y0, Y4, Y0
+	VPSUBD         Y0, Y2, Y0
 	VPBROADCASTB   161(R9)(R14*1), Y1
 	VPAND          bitOfLanes<>+0(SB), Y1, Y1
 	VPCMPEQD       bitOfLanes<>+0(SB), Y1, Y1
@@ -1311,32 +1131,22 @@ next5198:
 	VMULPS         (AX), Y0, Y0
 	VFMADD231PS    64(AX), Y2, Y0
 	VMULPS         Y0, Y0, Y4
-	VMOVUPS        128(AX), Y5
-	VMULPS         (BX)(R9*4), Y5, Y5
+	VMOVUPS        (BX)(R9*4), Y6
+	VMULPS         128(AX), Y6, Y5
 	VFMADD231PS    192(AX), Y0, Y5
-	VCVTPS2PD      X5, Y6
-	VEXTRACTF128   $0x01, Y5, X7
-	VCVTPS2PD      X7, Y7
-	VCVTPS2PD      X0, Y8
-	VEXTRACTF128   $0x01, Y0, X9
-	VCVTPS2PD      X9, Y9
-	VFNMADD231PD   128(CX), Y8, Y6
-	VMULPD         192(CX), Y6, Y6
-	VFNMADD231PD   128(CX), Y9, Y7
-	VMULPD         192(CX), Y7, Y7
-	VCVTPD2PSY     Y6, X10
-	VCVTPD2PSY     Y7, X6
-	VINSERTF128    $0x01, X6, Y10, Y10
-	VMULPS         192(AX), Y0, Y0
-	VCMPPS         $0x00, Y0, Y5, Y0
-	VPANDN         Y10, Y0, Y10
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y10, Y8
-	VPCMPEQD       Y0, Y8, Y8
-	VPANDN         Y10, Y8, Y10
-	VMOVDQU        Y10, 1024(DX)(R9*4)
-	VMOVDQU        (BX)(R9*4), Y0
-	VPSUBD         Y10, Y0, Y0
+	VMULPS         192(AX), Y0, Y8
+	VMOVAPS        Y5, Y7
+	VFNMADD231PS   192(AX), Y0, Y7
+	VMOVDQU        64(CX), Y0
+	VFMADD213PS    Y7, Y7, Y0
+	VCMPPS         $0x00, Y8, Y5, Y8
+	VPANDN         Y0, Y8, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y8
+	VPAND          Y8, Y0, Y7
+	VPCMPEQD       Y8, Y7, Y7
+	VPANDN         Y0, Y7, Y0
+	VMOVDQU        Y0, 1024(DX)(R9*4)
+	VPSUBD         Y0, Y6, Y0
 	VPADDD         pattern00000003<>+0(SB), Y0, Y0
 	VPMINUD        pattern00000007<>+0(SB), Y0, Y0
 	VPSLLD         $0x1f, Y0, Y6
@@ -1348,32 +1158,22 @@ next5198:
 	VPSLLD         $0x1d, Y0, Y0
 	VMOVMSKPS      Y0, R15
 	MOVB           R15, 64(R8)(R14*1)
-	VMOVUPS        256(AX), Y0
-	VMULPS         (SI)(R9*4), Y0, Y0
+	VMOVUPS        (SI)(R9*4), Y6
+	VMULPS         256(AX), Y6, Y0
 	VFMADD231PS    320(AX), Y4, Y0
-	VCVTPS2PD      X0, Y6
-	VEXTRACTF128   $0x01, Y0, X7
-	VCVTPS2PD      X7, Y7
-	VCVTPS2PD      X4, Y8
-	VEXTRACTF128   $0x01, Y4, X9
-	VCVTPS2PD      X9, Y9
-	VFNMADD231PD   256(CX), Y8, Y6
-	VMULPD         320(CX), Y6, Y6
-	VFNMADD231PD   256(CX), Y9, Y7
-	VMULPD         320(CX), Y7, Y7
-	VCVTPD2PSY     Y6, X11
-	VCVTPD2PSY     Y7, X6
-	VINSERTF128    $0x01, X6, Y11, Y11
-	VMULPS         320(AX), Y4, Y4
-	VCMPPS         $0x00, Y4, Y0, Y4
-	VPANDN         Y11, Y4, Y11
-	VMOVDQU        pattern7f800000<>+0(SB), Y4
-	VPAND          Y4, Y11, Y8
-	VPCMPEQD       Y4, Y8, Y8
-	VPANDN         Y11, Y8, Y11
-	VMOVDQU        Y11, 2048(DX)(R9*4)
-	VMOVDQU        (SI)(R9*4), Y4
-	VPSUBD         Y11, Y4, Y4
+	VMULPS         320(AX), Y4, Y8
+	VMOVAPS        Y0, Y7
+	VFNMADD231PS   320(AX), Y4, Y7
+	VMOVDQU        128(CX), Y4
+	VFMADD213PS    Y7, Y7, Y4
+	VCMPPS         $0x00, Y8, Y0, Y8
+	VPANDN         Y4, Y8, Y4
+	VMOVDQU        pattern7f800000<>+0(SB), Y8
+	VPAND          Y8, Y4, Y7
+	VPCMPEQD       Y8, Y7, Y7
+	VPANDN         Y4, Y7, Y4
+	VMOVDQU        Y4, 2048(DX)(R9*4)
+	VPSUBD         Y4, Y6, Y4
 	VPADDD         pattern00000001<>+0(SB), Y4, Y4
 	VPMINUD        pattern00000003<>+0(SB), Y4, Y4
 	VPSLLD         $0x1f, Y4, Y6
@@ -1389,29 +1189,19 @@ next5198:
 	VMOVAPS        Y2, Y4
 	VFMADD231PS    512(AX), Y2, Y4
 	VFMADD231PS    576(AX), Y0, Y4
-	VCVTPS2PD      X4, Y5
-	VEXTRACTF128   $0x01, Y4, X6
-	VCVTPS2PD      X6, Y6
-	VCVTPS2PD      X0, Y7
-	VEXTRACTF128   $0x01, Y0, X8
-	VCVTPS2PD      X8, Y8
-	VFNMADD231PD   (CX), Y7, Y5
-	VMULPD         64(CX), Y5, Y5
-	VFNMADD231PD   (CX), Y8, Y6
-	VMULPD         64(CX), Y6, Y6
-	VCVTPD2PSY     Y5, X12
-	VCVTPD2PSY     Y6, X5
-	VINSERTF128    $0x01, X5, Y12, Y12
-	VMULPS         576(AX), Y0, Y0
-	VCMPPS         $0x00, Y0, Y4, Y0
-	VPANDN         Y12, Y0, Y12
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y12, Y7
-	VPCMPEQD       Y0, Y7, Y7
-	VPANDN         Y12, Y7, Y12
-	VMOVDQU        Y12, (DX)(R9*4)
-	VMOVDQU        Y2, Y0
-	VPSUBD         Y12, Y0, Y0
+	VMULPS         576(AX), Y0, Y6
+	VMOVAPS        Y4, Y5
+	VFNMADD231PS   576(AX), Y0, Y5
+	VMOVDQU        (CX), Y0
+	VFMADD213PS    Y5, Y5, Y0
+	VCMPPS         $0x00, Y6, Y4, Y6
+	VPANDN         Y0, Y6, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y0, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y0, Y5, Y0
+	VMOVDQU        Y0, (DX)(R9*4)
+	VPSUBD         Y0, Y2, Y0
 	VPADDD         pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD         $0x1f, Y0, Y2
@@ -1423,32 +1213,22 @@ next5198:
 	VMULPS         (AX), Y1, Y1
 	VFMADD231PS    64(AX), Y3, Y1
 	VMULPS         Y1, Y1, Y0
-	VMOVUPS        128(AX), Y2
-	VMULPS         32(BX)(R9*4), Y2, Y2
+	VMOVUPS        32(BX)(R9*4), Y4
+	VMULPS         128(AX), Y4, Y2
 	VFMADD231PS    192(AX), Y1, Y2
-	VCVTPS2PD      X2, Y4
-	VEXTRACTF128   $0x01, Y2, X5
-	VCVTPS2PD      X5, Y5
-	VCVTPS2PD      X1, Y6
-	VEXTRACTF128   $0x01, Y1, X7
-	VCVTPS2PD      X7, Y7
-	VFNMADD231PD   128(CX), Y6, Y4
-	VMULPD         192(CX), Y4, Y4
-	VFNMADD231PD   128(CX), Y7, Y5
-	VMULPD         192(CX), Y5, Y5
-	VCVTPD2PSY     Y4, X13
-	VCVTPD2PSY     Y5, X4
-	VINSERTF128    $0x01, X4, Y13, Y13
-	VMULPS         192(AX), Y1, Y1
-	VCMPPS         $0x00, Y1, Y2, Y1
-	VPANDN         Y13, Y1, Y13
-	VMOVDQU        pattern7f800000<>+0(SB), Y1
-	VPAND          Y1, Y13, Y6
-	VPCMPEQD       Y1, Y6, Y6
-	VPANDN         Y13, Y6, Y13
-	VMOVDQU        Y13, 1056(DX)(R9*4)
-	VMOVDQU        32(BX)(R9*4), Y1
-	VPSUBD         Y13, Y1, Y1
+	VMULPS         192(AX), Y1, Y6
+	VMOVAPS        Y2, Y5
+	VFNMADD231PS   192(AX), Y1, Y5
+	VMOVDQU        64(CX), Y1
+	VFMADD213PS    Y5, Y5, Y1
+	VCMPPS         $0x00, Y6, Y2, Y6
+	VPANDN         Y1, Y6, Y1
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y1, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y1, Y5, Y1
+	VMOVDQU        Y1, 1056(DX)(R9*4)
+	VPSUBD         Y1, Y4, Y1
 	VPADDD         pattern00000003<>+0(SB), Y1, Y1
 	VPMINUD        pattern00000007<>+0(SB), Y1, Y1
 	VPSLLD         $0x1f, Y1, Y4
@@ -1460,32 +1240,22 @@ next5198:
 	VPSLLD         $0x1d, Y1, Y1
 	VMOVMSKPS      Y1, R15
 	MOVB           R15, 65(R8)(R14*1)
-	VMOVUPS        256(AX), Y1
-	VMULPS         32(SI)(R9*4), Y1, Y1
+	VMOVUPS        32(SI)(R9*4), Y4
+	VMULPS         256(AX), Y4, Y1
 	VFMADD231PS    320(AX), Y0, Y1
-	VCVTPS2PD      X1, Y4
-	VEXTRACTF128   $0x01, Y1, X5
-	VCVTPS2PD      X5, Y5
-	VCVTPS2PD      X0, Y6
-	VEXTRACTF128   $0x01, Y0, X7
-	VCVTPS2PD      X7, Y7
-	VFNMADD231PD   256(CX), Y6, Y4
-	VMULPD         320(CX), Y4, Y4
-	VFNMADD231PD   256(CX), Y7, Y5
-	VMULPD         320(CX), Y5, Y5
-	VCVTPD2PSY     Y4, X14
-	VCVTPD2PSY     Y5, X4
-	VINSERTF128    $0x01, X4, Y14, Y14
-	VMULPS         320(AX), Y0, Y0
-	VCMPPS         $0x00, Y0, Y1, Y0
-	VPANDN         Y14, Y0, Y14
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y14, Y6
-	VPCMPEQD       Y0, Y6, Y6
-	VPANDN         Y14, Y6, Y14
-	VMOVDQU        Y14, 2080(DX)(R9*4)
-	VMOVDQU        32(SI)(R9*4), Y0
-	VPSUBD         Y14, Y0, Y0
+	VMULPS         320(AX), Y0, Y6
+	VMOVAPS        Y1, Y5
+	VFNMADD231PS   320(AX), Y0, Y5
+	VMOVDQU        128(CX), Y0
+	VFMADD213PS    Y5, Y5, Y0
+	VCMPPS         $0x00, Y6, Y1, Y6
+	VPANDN         Y0, Y6, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y0, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y0, Y5, Y0
+	VMOVDQU        Y0, 2080(DX)(R9*4)
+	VPSUBD         Y0, Y4, Y0
 	VPADDD         pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD         $0x1f, Y0, Y4
@@ -1501,29 +1271,19 @@ next5198:
 	VMOVAPS        Y3, Y1
 	VFMADD231PS    512(AX), Y3, Y1
 	VFMADD231PS    576(AX), Y0, Y1
-	VCVTPS2PD      X1, Y2
-	VEXTRACTF128   $0x01, Y1, X4
-	VCVTPS2PD      X4, Y4
-	VCVTPS2PD      X0, Y5
-	VEXTRACTF128   $0x01, Y0, X6
-	VCVTPS2PD      X6, Y6
-	VFNMADD231PD   (CX), Y5, Y2
-	VMULPD         64(CX), Y2, Y2
-	VFNMADD231PD   (CX), Y6, Y4
-	VMULPD         64(CX), Y4, Y4
-	VCVTPD2PSY     Y2, X15
-	VCVTPD2PSY     Y4, X2
-	VINSERTF128    $0x01, X2, Y15, Y15
-	VMULPS         576(AX), Y0, Y0
-	VCMPPS         $0x00, Y0, Y1, Y0
-	VPANDN         Y15, Y0, Y15
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y15, Y5
-	VPCMPEQD       Y0, Y5, Y5
-	VPANDN         Y15, Y5, Y15
-	VMOVDQU        Y15, 32(DX)(R9*4)
-	VMOVDQU        Y3, Y0
-	VPSUBD         Y15, Y0, Y0
+	VMULPS         576(AX), Y0, Y4
+	VMOVAPS        Y1, Y2
+	VFNMADD231PS   576(AX), Y0, Y2
+	VMOVDQU        (CX), Y0
+	VFMADD213PS    Y2, Y2, Y0
+	VCMPPS         $0x00, Y4, Y1, Y4
+	VPANDN         Y0, Y4, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y4
+	VPAND          Y4, Y0, Y2
+	VPCMPEQD       Y4, Y2, Y2
+	VPANDN         Y0, Y2, Y0
+	VMOVDQU        Y0, 32(DX)(R9*4)
+	VPSUBD         Y0, Y3, Y0
 	VPADDD         pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD        pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD         $0x1f, Y0, Y1
@@ -1564,32 +1324,22 @@ next5200:
 	VMULPS       (AX), Y0, Y0
 	VFMADD231PS  64(AX), Y2, Y0
 	VMULPS       Y0, Y0, Y4
-	VMOVUPS      128(AX), Y5
-	VMULPS       (BX)(R9*4), Y5, Y5
+	VMOVUPS      (BX)(R9*4), Y6
+	VMULPS       128(AX), Y6, Y5
 	VFMADD231PS  192(AX), Y0, Y5
-	VCVTPS2PD    X5, Y6
-	VEXTRACTF128 $0x01, Y5, X7
-	VCVTPS2PD    X7, Y7
-	VCVTPS2PD    X0, Y8
-	VEXTRACTF128 $0x01, Y0, X9
-	VCVTPS2PD    X9, Y9
-	VFNMADD231PD 128(CX), Y8, Y6
-	VMULPD       192(CX), Y6, Y6
-	VFNMADD231PD 128(CX), Y9, Y7
-	VMULPD       192(CX), Y7, Y7
-	VCVTPD2PSY   Y6, X10
-	VCVTPD2PSY   Y7, X6
-	VINSERTF128  $0x01, X6, Y10, Y10
-	VMULPS       192(AX), Y0, Y0
-	VCMPPS       $0x00, Y0, Y5, Y0
-	VPANDN       Y10, Y0, Y10
-	VMOVDQU      pattern7f800000<>+0(SB), Y0
-	VPAND        Y0, Y10, Y8
-	VPCMPEQD     Y0, Y8, Y8
-	VPANDN       Y10, Y8, Y10
-	VMOVDQU      Y10, 1024(DX)(R9*4)
-	VMOVDQU      (BX)(R9*4), Y0
-	VPSUBD       Y10, Y0, Y0
+	VMULPS       192(AX), Y0, Y8
+	VMOVAPS      Y5, Y7
+	VFNMADD231PS 192(AX), Y0, Y7
+	VMOVDQU      64(CX), Y0
+	VFMADD213PS  Y7, Y7, Y0
+	VCMPPS       $0x00, Y8, Y5, Y8
+	VPANDN       Y0, Y8, Y0
+	VMOVDQU      pattern7f800000<>+0(SB), Y8
+	VPAND        Y8, Y0, Y7
+	VPCMPEQD     Y8, Y7, Y7
+	VPANDN       Y0, Y7, Y0
+	VMOVDQU      Y0, 1024(DX)(R9*4)
+	VPSUBD       Y0, Y6, Y0
 	VPADDD       pattern00000003<>+0(SB), Y0, Y0
 	VPMINUD      pattern00000007<>+0(SB), Y0, Y0
 	VPSLLD       $0x1f, Y0, Y6
@@ -1601,32 +1351,22 @@ next5200:
 	VPSLLD       $0x1d, Y0, Y0
 	VMOVMSKPS    Y0, R15
 	MOVB         R15, 64(R8)(R14*1)
-	VMOVUPS      256(AX), Y0
-	VMULPS       (SI)(R9*4), Y0, Y0
+	VMOVUPS      (SI)(R9*4), Y6
+	VMULPS       256(AX), Y6, Y0
 	VFMADD231PS  320(AX), Y4, Y0
-	VCVTPS2PD    X0, Y6
-	VEXTRACTF128 $0x01, Y0, X7
-	VCVTPS2PD    X7, Y7
-	VCVTPS2PD    X4, Y8
-	VEXTRACTF128 $0x01, Y4, X9
-	VCVTPS2PD    X9, Y9
-	VFNMADD231PD 256(CX), Y8, Y6
-	VMULPD       320(CX), Y6, Y6
-	VFNMADD231PD 256(CX), Y9, Y7
-	VMULPD       320(CX), Y7, Y7
-	VCVTPD2PSY   Y6, X11
-	VCVTPD2PSY   Y7, X6
-	VINSERTF128  $0x01, X6, Y11, Y11
-	VMULPS       320(AX), Y4, Y4
-	VCMPPS       $0x00, Y4, Y0, Y4
-	VPANDN       Y11, Y4, Y11
-	VMOVDQU      pattern7f800000<>+0(SB), Y4
-	VPAND        Y4, Y11, Y8
-	VPCMPEQD     Y4, Y8, Y8
-	VPANDN       Y11, Y8, Y11
-	VMOVDQU      Y11, 2048(DX)(R9*4)
-	VMOVDQU      (SI)(R9*4), Y4
-	VPSUBD       Y11, Y4, Y4
+	VMULPS       320(AX), Y4, Y8
+	VMOVAPS      Y0, Y7
+	VFNMADD231PS 320(AX), Y4, Y7
+	VMOVDQU      128(CX), Y4
+	VFMADD213PS  Y7, Y7, Y4
+	VCMPPS       $0x00, Y8, Y0, Y8
+	VPANDN       Y4, Y8, Y4
+	VMOVDQU      pattern7f800000<>+0(SB), Y8
+	VPAND        Y8, Y4, Y7
+	VPCMPEQD     Y8, Y7, Y7
+	VPANDN       Y4, Y7, Y4
+	VMOVDQU      Y4, 2048(DX)(R9*4)
+	VPSUBD       Y4, Y6, Y4
 	VPADDD       pattern00000001<>+0(SB), Y4, Y4
 	VPMINUD      pattern00000003<>+0(SB), Y4, Y4
 	VPSLLD       $0x1f, Y4, Y6
@@ -1642,29 +1382,19 @@ next5200:
 	VMOVAPS      Y2, Y4
 	VFMADD231PS  512(AX), Y2, Y4
 	VFMADD231PS  576(AX), Y0, Y4
-	VCVTPS2PD    X4, Y5
-	VEXTRACTF128 $0x01, Y4, X6
-	VCVTPS2PD    X6, Y6
-	VCVTPS2PD    X0, Y7
-	VEXTRACTF128 $0x01, Y0, X8
-	VCVTPS2PD    X8, Y8
-	VFNMADD231PD (CX), Y7, Y5
-	VMULPD       64(CX), Y5, Y5
-	VFNMADD231PD (CX), Y8, Y6
-	VMULPD       64(CX), Y6, Y6
-	VCVTPD2PSY   Y5, X12
-	VCVTPD2PSY   Y6, X5
-	VINSERTF128  $0x01, X5, Y12, Y12
-	VMULPS       576(AX), Y0, Y0
-	VCMPPS       $0x00, Y0, Y4, Y0
-	VPANDN       Y12, Y0, Y12
-	VMOVDQU      pattern7f800000<>+0(SB), Y0
-	VPAND        Y0, Y12, Y7
-	VPCMPEQD     Y0, Y7, Y7
-	VPANDN       Y12, Y7, Y12
-	VMOVDQU      Y12, (DX)(R9*4)
-	VMOVDQU      Y2, Y0
-	VPSUBD       Y12, Y0, Y0
+	VMULPS       576(AX), Y0, Y6
+	VMOVAPS      Y4, Y5
+	VFNMADD231PS 576(AX), Y0, Y5
+	VMOVDQU      (CX), Y0
+	VFMADD213PS  Y5, Y5, Y0
+	VCMPPS       $0x00, Y6, Y4, Y6
+	VPANDN       Y0, Y6, Y0
+	VMOVDQU      pattern7f800000<>+0(SB), Y6
+	VPAND        Y6, Y0, Y5
+	VPCMPEQD     Y6, Y5, Y5
+	VPANDN       Y0, Y5, Y0
+	VMOVDQU      Y0, (DX)(R9*4)
+	VPSUBD       Y0, Y2, Y0
 	VPADDD       pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD      pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD       $0x1f, Y0, Y2
@@ -1676,32 +1406,22 @@ next5200:
 	VMULPS       (AX), Y1, Y1
 	VFMADD231PS  64(AX), Y3, Y1
 	VMULPS       Y1, Y1, Y0
-	VMOVUPS      128(AX), Y2
-	VMULPS       32(BX)(R9*4), Y2, Y2
+	VMOVUPS      32(BX)(R9*4), Y4
+	VMULPS       128(AX), Y4, Y2
 	VFMADD231PS  192(AX), Y1, Y2
-	VCVTPS2PD    X2, Y4
-	VEXTRACTF128 $0x01, Y2, X5
-	VCVTPS2PD    X5, Y5
-	VCVTPS2PD    X1, Y6
-	VEXTRACTF128 $0x01, Y1, X7
-	VCVTPS2PD    X7, Y7
-	VFNMADD231PD 128(CX), Y6, Y4
-	VMULPD       192(CX), Y4, Y4
-	VFNMADD231PD 128(CX), Y7, Y5
-	VMULPD       192(CX), Y5, Y5
-	VCVTPD2PSY   Y4, X13
-	VCVTPD2PSY   Y5, X4
-	VINSERTF128  $0x01, X4, Y13, Y13
-	VMULPS       192(AX), Y1, Y1
-	VCMPPS       $0x00, Y1, Y2, Y1
-	VPANDN       Y13, Y1, Y13
-	VMOVDQU      pattern7f800000<>+0(SB), Y1
-	VPAND        Y1, Y13, Y6
-	VPCMPEQD     Y1, Y6, Y6
-	VPANDN       Y13, Y6, Y13
-	VMOVDQU      Y13, 1056(DX)(R9*4)
-	VMOVDQU      32(BX)(R9*4), Y1
-	VPSUBD       Y13, Y1, Y1
+	VMULPS       192(AX), Y1, Y6
+	VMOVAPS      Y2, Y5
+	VFNMADD231PS 192(AX), Y1, Y5
+	VMOVDQU      64(CX), Y1
+	VFMADD213PS  Y5, Y5, Y1
+	VCMPPS       $0x00, Y6, Y2, Y6
+	VPANDN       Y1, Y6, Y1
+	VMOVDQU      pattern7f800000<>+0(SB), Y6
+	VPAND        Y6, Y1, Y5
+	VPCMPEQD     Y6, Y5, Y5
+	VPANDN       Y1, Y5, Y1
+	VMOVDQU      Y1, 1056(DX)(R9*4)
+	VPSUBD       Y1, Y4, Y1
 	VPADDD       pattern00000003<>+0(SB), Y1, Y1
 	VPMINUD      pattern00000007<>+0(SB), Y1, Y1
 	VPSLLD       $0x1f, Y1, Y4
@@ -1713,32 +1433,22 @@ next5200:
 	VPSLLD       $0x1d, Y1, Y1
 	VMOVMSKPS    Y1, R15
 	MOVB         R15, 65(R8)(R14*1)
-	VMOVUPS      256(AX), Y1
-	VMULPS       32(SI)(R9*4), Y1, Y1
+	VMOVUPS      32(SI)(R9*4), Y4
+	VMULPS       256(AX), Y4, Y1
 	VFMADD231PS  320(AX), Y0, Y1
-	VCVTPS2PD    X1, Y4
-	VEXTRACTF128 $0x01, Y1, X5
-	VCVTPS2PD    X5, Y5
-	VCVTPS2PD    X0, Y6
-	VEXTRACTF128 $0x01, Y0, X7
-	VCVTPS2PD    X7, Y7
-	VFNMADD231PD 256(CX), Y6, Y4
-	VMULPD       320(CX), Y4, Y4
-	VFNMADD231PD 256(CX), Y7, Y5
-	VMULPD       320(CX), Y5, Y5
-	VCVTPD2PSY   Y4, X14
-	VCVTPD2PSY   Y5, X4
-	VINSERTF128  $0x01, X4, Y14, Y14
-	VMULPS       320(AX), Y0, Y0
-	VCMPPS       $0x00, Y0, Y1, Y0
-	VPANDN       Y14, Y0, Y14
-	VMOVDQU      pattern7f800000<>+0(SB), Y0
-	VPAND        Y0, Y14, Y6
-	VPCMPEQD     Y0, Y6, Y6
-	VPANDN       Y14, Y6, Y14
-	VMOVDQU      Y14, 2080(DX)(R9*4)
-	VMOVDQU      32(SI)(R9*4), Y0
-	VPSUBD       Y14, Y0, Y0
+	VMULPS       320(AX), Y0, Y6
+	VMOVAPS      Y1, Y5
+	VFNMADD231PS 320(AX), Y0, Y5
+	VMOVDQU      128(CX), Y0
+	VFMADD213PS  Y5, Y5, Y0
+	VCMPPS       $0x00, Y6, Y1, Y6
+	VPANDN       Y0, Y6, Y0
+	VMOVDQU      pattern7f800000<>+0(SB), Y6
+	VPAND        Y6, Y0, Y5
+	VPCMPEQD     Y6, Y5, Y5
+	VPANDN       Y0, Y5, Y0
+	VMOVDQU      Y0, 2080(DX)(R9*4)
+	VPSUBD       Y0, Y4, Y0
 	VPADDD       pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD      pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD       $0x1f, Y0, Y4
@@ -1754,29 +1464,19 @@ next5200:
 	VMOVAPS      Y3, Y1
 	VFMADD231PS  512(AX), Y3, Y1
 	VFMADD231PS  576(AX), Y0, Y1
-	VCVTPS2PD    X1, Y2
-	VEXTRACTF128 $0x01, Y1, X4
-	VCVTPS2PD    X4, Y4
-	VCVTPS2PD    X0, Y5
-	VEXTRACTF128 $0x01, Y0, X6
-	VCVTPS2PD    X6, Y6
-	VFNMADD231PD (CX), Y5, Y2
-	VMULPD       64(CX), Y2, Y2
-	VFNMADD231PD (CX), Y6, Y4
-	VMULPD       64(CX), Y4, Y4
-	VCVTPD2PSY   Y2, X15
-	VCVTPD2PSY   Y4, X2
-	VINSERTF128  $0x01, X2, Y15, Y15
-	VMULPS       576(AX), Y0, Y0
-	VCMPPS       $0x00, Y0, Y1, Y0
-	VPANDN       Y15, Y0, Y15
-	VMOVDQU      pattern7f800000<>+0(SB), Y0
-	VPAND        Y0, Y15, Y5
-	VPCMPEQD     Y0, Y5, Y5
-	VPANDN       Y15, Y5, Y15
-	VMOVDQU      Y15, 32(DX)(R9*4)
-	VMOVDQU      Y3, Y0
-	VPSUBD       Y15, Y0, Y0
+	VMULPS       576(AX), Y0, Y4
+	VMOVAPS      Y1, Y2
+	VFNMADD231PS 576(AX), Y0, Y2
+	VMOVDQU      (CX), Y0
+	VFMADD213PS  Y2, Y2, Y0
+	VCMPPS       $0x00, Y4, Y1, Y4
+	VPANDN       Y0, Y4, Y0
+	VMOVDQU      pattern7f800000<>+0(SB), Y4
+	VPAND        Y4, Y0, Y2
+	VPCMPEQD     Y4, Y2, Y2
+	VPANDN       Y0, Y2, Y0
+	VMOVDQU      Y0, 32(DX)(R9*4)
+	VPSUBD       Y0, Y3, Y0
 	VPADDD       pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD      pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD       $0x1f, Y0, Y1
@@ -1817,32 +1517,22 @@ next5202:
 	VMULPS       (AX), Y0, Y0
 	VFMADD231PS  64(AX), Y2, Y0
 	VMULPS       Y0, Y0, Y4
-	VMOVUPS      128(AX), Y5
-	VMULPS       (BX)(R9*4), Y5, Y5
+	VMOVUPS      (BX)(R9*4), Y6
+	VMULPS       128(AX), Y6, Y5
 	VFMADD231PS  192(AX), Y0, Y5
-	VCVTPS2PD    X5, Y6
-	VEXTRACTF128 $0x01, Y5, X7
-	VCVTPS2PD    X7, Y7
-	VCVTPS2PD    X0, Y8
-	VEXTRACTF128 $0x01, Y0, X9
-	VCVTPS2PD    X9, Y9
-	VFNMADD231PD 128(CX), Y8, Y6
-	VMULPD       192(CX), Y6, Y6
-	VFNMADD231PD 128(CX), Y9, Y7
-	VMULPD       192(CX), Y7, Y7
-	VCVTPD2PSY   Y6, X10
-	VCVTPD2PSY   Y7, X6
-	VINSERTF128  $0x01, X6, Y10, Y10
-	VMULPS       192(AX), Y0, Y0
-	VCMPPS       $0x00, Y0, Y5, Y0
-	VPANDN       Y10, Y0, Y10
-	VMOVDQU      pattern7f800000<>+0(SB), Y0
-	VPAND        Y0, Y10, Y8
-	VPCMPEQD     Y0, Y8, Y8
-	VPANDN       Y10, Y8, Y10
-	VMOVDQU      Y10, 1024(DX)(R9*4)
-	VMOVDQU      (BX)(R9*4), Y0
-	VPSUBD       Y10, Y0, Y0
+	VMULPS       192(AX), Y0, Y8
+	VMOVAPS      Y5, Y7
+	VFNMADD231PS 192(AX), Y0, Y7
+	VMOVDQU      64(CX), Y0
+	VFMADD213PS  Y7, Y7, Y0
+	VCMPPS       $0x00, Y8, Y5, Y8
+	VPANDN       Y0, Y8, Y0
+	VMOVDQU      pattern7f800000<>+0(SB), Y8
+	VPAND        Y8, Y0, Y7
+	VPCMPEQD     Y8, Y7, Y7
+	VPANDN       Y0, Y7, Y0
+	VMOVDQU      Y0, 1024(DX)(R9*4)
+	VPSUBD       Y0, Y6, Y0
 	VPADDD       pattern00000003<>+0(SB), Y0, Y0
 	VPMINUD      pattern00000007<>+0(SB), Y0, Y0
 	VPSLLD       $0x1f, Y0, Y6
@@ -1854,32 +1544,22 @@ next5202:
 	VPSLLD       $0x1d, Y0, Y0
 	VMOVMSKPS    Y0, R15
 	MOVB         R15, 64(R8)(R14*1)
-	VMOVUPS      256(AX), Y0
-	VMULPS       (SI)(R9*4), Y0, Y0
+	VMOVUPS      (SI)(R9*4), Y6
+	VMULPS       256(AX), Y6, Y0
 	VFMADD231PS  320(AX), Y4, Y0
-	VCVTPS2PD    X0, Y6
-	VEXTRACTF128 $0x01, Y0, X7
-	VCVTPS2PD    X7, Y7
-	VCVTPS2PD    X4, Y8
-	VEXTRACTF128 $0x01, Y4, X9
-	VCVTPS2PD    X9, Y9
-	VFNMADD231PD 256(CX), Y8, Y6
-	VMULPD       320(CX), Y6, Y6
-	VFNMADD231PD 256(CX), Y9, Y7
-	VMULPD       320(CX), Y7, Y7
-	VCVTPD2PSY   Y6, X11
-	VCVTPD2PSY   Y7, X6
-	VINSERTF128  $0x01, X6, Y11, Y11
-	VMULPS       320(AX), Y4, Y4
-	VCMPPS       $0x00, Y4, Y0, Y4
-	VPANDN       Y11, Y4, Y11
-	VMOVDQU      pattern7f800000<>+0(SB), Y4
-	VPAND        Y4, Y11, Y8
-	VPCMPEQD     Y4, Y8, Y8
-	VPANDN       Y11, Y8, Y11
-	VMOVDQU      Y11, 2048(DX)(R9*4)
-	VMOVDQU      (SI)(R9*4), Y4
-	VPSUBD       Y11, Y4, Y4
+	VMULPS       320(AX), Y4, Y8
+	VMOVAPS      Y0, Y7
+	VFNMADD231PS 320(AX), Y4, Y7
+	VMOVDQU      128(CX), Y4
+	VFMADD213PS  Y7, Y7, Y4
+	VCMPPS       $0x00, Y8, Y0, Y8
+	VPANDN       Y4, Y8, Y4
+	VMOVDQU      pattern7f800000<>+0(SB), Y8
+	VPAND        Y8, Y4, Y7
+	VPCMPEQD     Y8, Y7, Y7
+	VPANDN       Y4, Y7, Y4
+	VMOVDQU      Y4, 2048(DX)(R9*4)
+	VPSUBD       Y4, Y6, Y4
 	VPADDD       pattern00000001<>+0(SB), Y4, Y4
 	VPMINUD      pattern00000003<>+0(SB), Y4, Y4
 	VPSLLD       $0x1f, Y4, Y6
@@ -1895,29 +1575,19 @@ next5202:
 	VMOVAPS      Y2, Y4
 	VFMADD231PS  512(AX), Y2, Y4
 	VFMADD231PS  576(AX), Y0, Y4
-	VCVTPS2PD    X4, Y5
-	VEXTRACTF128 $0x01, Y4, X6
-	VCVTPS2PD    X6, Y6
-	VCVTPS2PD    X0, Y7
-	VEXTRACTF128 $0x01, Y0, X8
-	VCVTPS2PD    X8, Y8
-	VFNMADD231PD (CX), Y7, Y5
-	VMULPD       64(CX), Y5, Y5
-	VFNMADD231PD (CX), Y8, Y6
-	VMULPD       64(CX), Y6, Y6
-	VCVTPD2PSY   Y5, X12
-	VCVTPD2PSY   Y6, X5
-	VINSERTF128  $0x01, X5, Y12, Y12
-	VMULPS       576(AX), Y0, Y0
-	VCMPPS       $0x00, Y0, Y4, Y0
-	VPANDN       Y12, Y0, Y12
-	VMOVDQU      pattern7f800000<>+0(SB), Y0
-	VPAND        Y0, Y12, Y7
-	VPCMPEQD     Y0, Y7, Y7
-	VPANDN       Y12, Y7, Y12
-	VMOVDQU      Y12, (DX)(R9*4)
-	VMOVDQU      Y2, Y0
-	VPSUBD       Y12, Y0, Y0
+	VMULPS       576(AX), Y0, Y6
+	VMOVAPS      Y4, Y5
+	VFNMADD231PS 576(AX), Y0, Y5
+	VMOVDQU      (CX), Y0
+	VFMADD213PS  Y5, Y5, Y0
+	VCMPPS       $0x00, Y6, Y4, Y6
+	VPANDN       Y0, Y6, Y0
+	VMOVDQU      pattern7f800000<>+0(SB), Y6
+	VPAND        Y6, Y0, Y5
+	VPCMPEQD     Y6, Y5, Y5
+	VPANDN       Y0, Y5, Y0
+	VMOVDQU      Y0, (DX)(R9*4)
+	VPSUBD       Y0, Y2, Y0
 	VPADDD       pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD      pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD       $0x1f, Y0, Y2
@@ -1929,32 +1599,22 @@ next5202:
 	VMULPS       (AX), Y1, Y1
 	VFMADD231PS  64(AX), Y3, Y1
 	VMULPS       Y1, Y1, Y0
-	VMOVUPS      128(AX), Y2
-	VMULPS       32(BX)(R9*4), Y2, Y2
+	VMOVUPS      32(BX)(R9*4), Y4
+	VMULPS       128(AX), Y4, Y2
 	VFMADD231PS  192(AX), Y1, Y2
-	VCVTPS2PD    X2, Y4
-	VEXTRACTF128 $0x01, Y2, X5
-	VCVTPS2PD    X5, Y5
-	VCVTPS2PD    X1, Y6
-	VEXTRACTF128 $0x01, Y1, X7
-	VCVTPS2PD    X7, Y7
-	VFNMADD231PD 128(CX), Y6, Y4
-	VMULPD       192(CX), Y4, Y4
-	VFNMADD231PD 128(CX), Y7, Y5
-	VMULPD       192(CX), Y5, Y5
-	VCVTPD2PSY   Y4, X13
-	VCVTPD2PSY   Y5, X4
-	VINSERTF128  $0x01, X4, Y13, Y13
-	VMULPS       192(AX), Y1, Y1
-	VCMPPS       $0x00, Y1, Y2, Y1
-	VPANDN       Y13, Y1, Y13
-	VMOVDQU      pattern7f800000<>+0(SB), Y1
-	VPAND        Y1, Y13, Y6
-	VPCMPEQD     Y1, Y6, Y6
-	VPANDN       Y13, Y6, Y13
-	VMOVDQU      Y13, 1056(DX)(R9*4)
-	VMOVDQU      32(BX)(R9*4), Y1
-	VPSUBD       Y13, Y1, Y1
+	VMULPS       192(AX), Y1, Y6
+	VMOVAPS      Y2, Y5
+	VFNMADD231PS 192(AX), Y1, Y5
+	VMOVDQU      64(CX), Y1
+	VFMADD213PS  Y5, Y5, Y1
+	VCMPPS       $0x00, Y6, Y2, Y6
+	VPANDN       Y1, Y6, Y1
+	VMOVDQU      pattern7f800000<>+0(SB), Y6
+	VPAND        Y6, Y1, Y5
+	VPCMPEQD     Y6, Y5, Y5
+	VPANDN       Y1, Y5, Y1
+	VMOVDQU      Y1, 1056(DX)(R9*4)
+	VPSUBD       Y1, Y4, Y1
 	VPADDD       pattern00000003<>+0(SB), Y1, Y1
 	VPMINUD      pattern00000007<>+0(SB), Y1, Y1
 	VPSLLD       $0x1f, Y1, Y4
@@ -1966,32 +1626,22 @@ next5202:
 	VPSLLD       $0x1d, Y1, Y1
 	VMOVMSKPS    Y1, R15
 	MOVB         R15, 65(R8)(R14*1)
-	VMOVUPS      256(AX), Y1
-	VMULPS       32(SI)(R9*4), Y1, Y1
+	VMOVUPS      32(SI)(R9*4), Y4
+	VMULPS       256(AX), Y4, Y1
 	VFMADD231PS  320(AX), Y0, Y1
-	VCVTPS2PD    X1, Y4
-	VEXTRACTF128 $0x01, Y1, X5
-	VCVTPS2PD    X5, Y5
-	VCVTPS2PD    X0, Y6
-	VEXTRACTF128 $0x01, Y0, X7
-	VCVTPS2PD    X7, Y7
-	VFNMADD231PD 256(CX), Y6, Y4
-	VMULPD       320(CX), Y4, Y4
-	VFNMADD231PD 256(CX), Y7, Y5
-	VMULPD       320(CX), Y5, Y5
-	VCVTPD2PSY   Y4, X14
-	VCVTPD2PSY   Y5, X4
-	VINSERTF128  $0x01, X4, Y14, Y14
-	VMULPS       320(AX), Y0, Y0
-	VCMPPS       $0x00, Y0, Y1, Y0
-	VPANDN       Y14, Y0, Y14
-	VMOVDQU      pattern7f800000<>+0(SB), Y0
-	VPAND        Y0, Y14, Y6
-	VPCMPEQD     Y0, Y6, Y6
-	VPANDN       Y14, Y6, Y14
-	VMOVDQU      Y14, 2080(DX)(R9*4)
-	VMOVDQU      32(SI)(R9*4), Y0
-	VPSUBD       Y14, Y0, Y0
+	VMULPS       320(AX), Y0, Y6
+	VMOVAPS      Y1, Y5
+	VFNMADD231PS 320(AX), Y0, Y5
+	VMOVDQU      128(CX), Y0
+	VFMADD213PS  Y5, Y5, Y0
+	VCMPPS       $0x00, Y6, Y1, Y6
+	VPANDN       Y0, Y6, Y0
+	VMOVDQU      pattern7f800000<>+0(SB), Y6
+	VPAND        Y6, Y0, Y5
+	VPCMPEQD     Y6, Y5, Y5
+	VPANDN       Y0, Y5, Y0
+	VMOVDQU      Y0, 2080(DX)(R9*4)
+	VPSUBD       Y0, Y4, Y0
 	VPADDD       pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD      pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD       $0x1f, Y0, Y4
@@ -2007,29 +1657,19 @@ next5202:
 	VMOVAPS      Y3, Y1
 	VFMADD231PS  512(AX), Y3, Y1
 	VFMADD231PS  576(AX), Y0, Y1
-	VCVTPS2PD    X1, Y2
-	VEXTRACTF128 $0x01, Y1, X4
-	VCVTPS2PD    X4, Y4
-	VCVTPS2PD    X0, Y5
-	VEXTRACTF128 $0x01, Y0, X6
-	VCVTPS2PD    X6, Y6
-	VFNMADD231PD (CX), Y5, Y2
-	VMULPD       64(CX), Y2, Y2
-	VFNMADD231PD (CX), Y6, Y4
-	VMULPD       64(CX), Y4, Y4
-	VCVTPD2PSY   Y2, X15
-	VCVTPD2PSY   Y4, X2
-	VINSERTF128  $0x01, X2, Y15, Y15
-	VMULPS       576(AX), Y0, Y0
-	VCMPPS       $0x00, Y0, Y1, Y0
-	VPANDN       Y15, Y0, Y15
-	VMOVDQU      pattern7f800000<>+0(SB), Y0
-	VPAND        Y0, Y15, Y5
-	VPCMPEQD     Y0, Y5, Y5
-	VPANDN       Y15, Y5, Y15
-	VMOVDQU      Y15, 32(DX)(R9*4)
-	VMOVDQU      Y3, Y0
-	VPSUBD       Y15, Y0, Y0
+	VMULPS       576(AX), Y0, Y4
+	VMOVAPS      Y1, Y2
+	VFNMADD231PS 576(AX), Y0, Y2
+	VMOVDQU      (CX), Y0
+	VFMADD213PS  Y2, Y2, Y0
+	VCMPPS       $0x00, Y4, Y1, Y4
+	VPANDN       Y0, Y4, Y0
+	VMOVDQU      pattern7f800000<>+0(SB), Y4
+	VPAND        Y4, Y0, Y2
+	VPCMPEQD     Y4, Y2, Y2
+	VPANDN       Y0, Y2, Y0
+	VMOVDQU      Y0, 32(DX)(R9*4)
+	VPSUBD       Y0, Y3, Y0
 	VPADDD       pattern00000001<>+0(SB), Y0, Y0
 	VPMINUD      pattern00000003<>+0(SB), Y0, Y0
 	VPSLLD       $0x1f, Y0, Y1
@@ -2094,31 +1734,22 @@ next5204:
 	VMOVUPS      (BX)(R10*4), Y2
 	VMOVUPS      (SI)(R10*4), Y3
 	VSQRTPS      Y3, Y3
-	VMOVUPS      384(AX), Y6
-	VFMADD213PS  448(AX), Y6, Y3
+	VMOVUPS      384(AX), Y4
+	VFMADD213PS  448(AX), Y4, Y3
 	VDIVPS       Y3, Y2, Y3
-	VCVTPS2PD    X0, Y2
-	VEXTRACTF128 $0x01, Y0, X6
-	VCVTPS2PD    X6, Y6
-	VCVTPS2PD    X3, Y7
-	VEXTRACTF128 $0x01, Y3, X8
-	VCVTPS2PD    X8, Y8
-	VFNMADD231PD (CX), Y7, Y2
-	VMULPD       64(CX), Y2, Y2
-	VFNMADD231PD (CX), Y8, Y6
-	VMULPD       64(CX), Y6, Y6
-	VCVTPD2PSY   Y2, X4
-	VCVTPD2PSY   Y6, X2
-	VINSERTF128  $0x01, X2, Y4, Y4
-	VMULPS       576(AX), Y3, Y2
-	VCMPPS       $0x00, Y2, Y0, Y2
-	VPANDN       Y4, Y2, Y4
-	VMOVDQU      pattern7f800000<>+0(SB), Y2
-	VPAND        Y2, Y4, Y7
-	VPCMPEQD     Y2, Y7, Y7
-	VPANDN       Y4, Y7, Y4
+	VMULPS       576(AX), Y3, Y4
+	VMOVAPS      Y0, Y2
+	VFNMADD231PS 576(AX), Y3, Y2
+	VMOVDQU      (CX), Y3
+	VFMADD213PS  Y2, Y2, Y3
+	VCMPPS       $0x00, Y4, Y0, Y4
+	VPANDN       Y3, Y4, Y3
+	VMOVDQU      pattern7f800000<>+0(SB), Y4
+	VPAND        Y4, Y3, Y2
+	VPCMPEQD     Y4, Y2, Y2
+	VPANDN       Y3, Y2, Y3
 	VMOVDQU      pattern00000001<>+0(SB), Y0
-	VPSUBD       Y0, Y4, Y0
+	VPSUBD       Y0, Y3, Y0
 	VPBROADCASTB 160(R8)(R13*1), Y2
 	VPAND        bitOfLanes<>+0(SB), Y2, Y2
 	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
@@ -2136,28 +1767,19 @@ next5204:
 	VMOVUPS      384(AX), Y3
 	VFMADD213PS  448(AX), Y3, Y2
 	VDIVPS       Y2, Y0, Y2
-	VCVTPS2PD    X1, Y0
-	VEXTRACTF128 $0x01, Y1, X3
-	VCVTPS2PD    X3, Y3
-	VCVTPS2PD    X2, Y6
-	VEXTRACTF128 $0x01, Y2, X7
-	VCVTPS2PD    X7, Y7
-	VFNMADD231PD (CX), Y6, Y0
-	VMULPD       64(CX), Y0, Y0
-	VFNMADD231PD (CX), Y7, Y3
-	VMULPD       64(CX), Y3, Y3
-	VCVTPD2PSY   Y0, X5
-	VCVTPD2PSY   Y3, X0
-	VINSERTF128  $0x01, X0, Y5, Y5
-	VMULPS       576(AX), Y2, Y0
-	VCMPPS       $0x00, Y0, Y1, Y0
-	VPANDN       Y5, Y0, Y5
-	VMOVDQU      pattern7f800000<>+0(SB), Y0
-	VPAND        Y0, Y5, Y6
-	VPCMPEQD     Y0, Y6, Y6
-	VPANDN       Y5, Y6, Y5
+	VMULPS       576(AX), Y2, Y3
+	VMOVAPS      Y1, Y0
+	VFNMADD231PS 576(AX), Y2, Y0
+	VMOVDQU      (CX), Y2
+	VFMADD213PS  Y0, Y0, Y2
+	VCMPPS       $0x00, Y3, Y1, Y3
+	VPANDN       Y2, Y3, Y2
+	VMOVDQU      pattern7f800000<>+0(SB), Y3
+	VPAND        Y3, Y2, Y0
+	VPCMPEQD     Y3, Y0, Y0
+	VPANDN       Y2, Y0, Y2
 	VMOVDQU      pattern00000001<>+0(SB), Y0
-	VPSUBD       Y0, Y5, Y0
+	VPSUBD       Y0, Y2, Y0
 	VPBROADCASTB 161(R8)(R13*1), Y1
 	VPAND        bitOfLanes<>+0(SB), Y1, Y1
 	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
@@ -2392,69 +2014,51 @@ next5224:
 	VMOVUPS        32(DI)(R9*4), Y3
 	VMULPS         (AX), Y0, Y0
 	VFMADD231PS    64(AX), Y2, Y0
-	VMULPS         Y0, Y0, Y8
+	VMULPS         Y0, Y0, Y4
 	VMOVUPS        (BX)(R9*4), Y2
-	VCVTPS2PD      X2, Y9
-	VEXTRACTF128   $0x01, Y2, X10
-	VCVTPS2PD      X10, Y10
-	VCVTPS2PD      X0, Y11
-	VEXTRACTF128   $0x01, Y0, X12
-	VCVTPS2PD      X12, Y12
-	VFNMADD231PD   128(CX), Y11, Y9
-	VMULPD         192(CX), Y9, Y9
-	VFNMADD231PD   128(CX), Y12, Y10
-	VMULPD         192(CX), Y10, Y10
-	VCVTPD2PSY     Y9, X4
-	VCVTPD2PSY     Y10, X5
-	VINSERTF128    $0x01, X5, Y4, Y4
-	VMULPS         192(AX), Y0, Y0
-	VCMPPS         $0x00, Y0, Y2, Y0
-	VPANDN         Y4, Y0, Y4
-	VMOVDQU        pattern7f800000<>+0(SB), Y0
-	VPAND          Y0, Y4, Y11
-	VPCMPEQD       Y0, Y11, Y11
-	VPANDN         Y4, Y11, Y4
-	VMOVDQU        pattern00000003<>+0(SB), Y0
-	VPSUBD         Y0, Y4, Y0
-	VPBROADCASTB   (R8)(R14*1), Y2
-	VPAND          bitOfLanes<>+0(SB), Y2, Y2
-	VPCMPEQD       bitOfLanes<>+0(SB), Y2, Y2
-	VPSLLD         $0x00, Y2, Y2
-	VPSUBD         Y2, Y0, Y0
-	VPBROADCASTB   32(R8)(R14*1), Y2
-	VPAND          bitOfLanes<>+0(SB), Y2, Y2
-	VPCMPEQD       bitOfLanes<>+0(SB), Y2, Y2
-	VPSLLD         $0x01, Y2, Y2
-	VPSUBD         Y2, Y0, Y0
-	VPBROADCASTB   64(R8)(R14*1), Y2
-	VPAND          bitOfLanes<>+0(SB), Y2, Y2
-	VPCMPEQD       bitOfLanes<>+0(SB), Y2, Y2
-	VPSLLD         $0x02, Y2, Y2
-	VPSUBD         Y2, Y0, Y0
-	VMOVDQU        Y0, 1024(DX)(R9*4)
+	VMULPS         192(AX), Y0, Y6
+	VMOVAPS        Y2, Y5
+	VFNMADD231PS   192(AX), Y0, Y5
+	VMOVDQU        64(CX), Y0
+	VFMADD213PS    Y5, Y5, Y0
+	VCMPPS         $0x00, Y6, Y2, Y6
+	VPANDN         Y0, Y6, Y0
+	VMOVDQU        pattern7f800000<>+0(SB), Y6
+	VPAND          Y6, Y0, Y5
+	VPCMPEQD       Y6, Y5, Y5
+	VPANDN         Y0, Y5, Y0
+	VMOVDQU        pattern00000003<>+0(SB), Y2
+	VPSUBD         Y2, Y0, Y2
+	VPBROADCASTB   (R8)(R14*1), Y0
+	VPAND          bitOfLanes<>+0(SB), Y0, Y0
+	VPCMPEQD       bitOfLanes<>+0(SB), Y0, Y0
+	VPSLLD         $0x00, Y0, Y0
+	VPSUBD         Y0, Y2, Y2
+	VPBROADCASTB   32(R8)(R14*1), Y0
+	VPAND          bitOfLanes<>+0(SB), Y0, Y0
+	VPCMPEQD       bitOfLanes<>+0(SB), Y0, Y0
+	VPSLLD         $0x01, Y0, Y0
+	VPSUBD         Y0, Y2, Y2
+	VPBROADCASTB   64(R8)(R14*1), Y0
+	VPAND          bitOfLanes<>+0(SB), Y0, Y0
+	VPCMPEQD       bitOfLanes<>+0(SB), Y0, Y0
+	VPSLLD         $0x02, Y0, Y0
+	VPSUBD         Y0, Y2, Y2
+	VMOVDQU        Y2, 1024(DX)(R9*4)
 	VMOVUPS        (SI)(R9*4), Y0
-	VCVTPS2PD      X0, Y2
-	VEXTRACTF128   $0x01, Y0, X9
-	VCVTPS2PD      X9, Y9
-	VCVTPS2PD      X8, Y10
-	VEXTRACTF128   $0x01, Y8, X11
-	VCVTPS2PD      X11, Y11
-	VFNMADD231PD   256(CX), Y10, Y2
-	VMULPD         320(CX), Y2, Y2
-	VFNMADD231PD   256(CX), Y11, Y9
-	VMULPD         320(CX), Y9, Y9
-	VCVTPD2PSY     Y2, X5
-	VCVTPD2PSY     Y9, X2
-	VINSERTF128    $0x01, X2, Y5, Y5
-	VMULPS         320(AX), Y8, Y2
-	VCMPPS         $0x00, Y2, Y0, Y2
-	VPANDN         Y5, Y2, Y5
-	VMOVDQU        pattern7f800000<>+0(SB), Y2
-	VPAND          Y2, Y5, Y10
-	VPCMPEQD       Y2, Y10, Y10
-	VPANDN         Y5, Y10, Y5
+	VMULPS         320(AX), Y4, Y5
+	VMOVAPS        Y0, Y2
+	VFNMADD231PS   320(AX), Y4, Y2
+	VMOVDQU        128(CX), Y4
+	VFMADD213PS    Y2, Y2, Y4
+	VCMPPS         $0x00, Y5, Y0, Y5
+	VPANDN         Y4, Y5, Y4
+	VMOVDQU        pattern7f800000<>+0(SB), Y5
+	VPAND          Y5, Y4, Y2
+	VPCMPEQD       Y5, Y2, Y2
+	VPANDN         Y4, Y2, Y4
 	VMOVDQU        pattern00000001<>+0(SB), Y0
-	VPSUBD         Y0, Y5, Y0
+	VPSUBD         Y0, Y4, Y0
 	VPBROADCASTB   96(R8)(R14*1), Y2
 	VPAND          bitOfLanes<>+0(SB), Y2, Y2
 	VPCMPEQD       bitOfLanes<>+0(SB), Y2, Y2
@@ -2470,28 +2074,19 @@ next5224:
 	VFMADD231PS    64(AX), Y3, Y1
 	VMULPS         Y1, Y1, Y2
 	VMOVUPS        32(BX)(R9*4), Y0
-	VCVTPS2PD      X0, Y3
-	VEXTRACTF128   $0x01, Y0, X8
-	VCVTPS2PD      X8, Y8
-	VCVTPS2PD      X1, Y9
-	VEXTRACTF128   $0x01, Y1, X10
-	VCVTPS2PD      X10, Y10
-	VFNMADD231PD   128(CX), Y9, Y3
-	VMULPD         192(CX), Y3, Y3
-	VFNMADD231PD   128(CX), Y10, Y8
-	VMULPD         192(CX), Y8, Y8
-	VCVTPD2PSY     Y3, X6
-	VCVTPD2PSY     Y8, X3
-	VINSERTF128    $0x01, X3, Y6, Y6
-	VMULPS         192(AX), Y1, Y1
-	VCMPPS         $0x00, Y1, Y0, Y1
-	VPANDN         Y6, Y1, Y6
-	VMOVDQU        pattern7f800000<>+0(SB), Y1
-	VPAND          Y1, Y6, Y9
-	VPCMPEQD       Y1, Y9, Y9
-	VPANDN         Y6, Y9, Y6
+	VMULPS         192(AX), Y1, Y4
+	VMOVAPS        Y0, Y3
+	VFNMADD231PS   192(AX), Y1, Y3
+	VMOVDQU        64(CX), Y1
+	VFMADD213PS    Y3, Y3, Y1
+	VCMPPS         $0x00, Y4, Y0, Y4
+	VPANDN         Y1, Y4, Y1
+	VMOVDQU        pattern7f800000<>+0(SB), Y4
+	VPAND          Y4, Y1, Y3
+	VPCMPEQD       Y4, Y3, Y3
+	VPANDN         Y1, Y3, Y1
 	VMOVDQU        pattern00000003<>+0(SB), Y0
-	VPSUBD         Y0, Y6, Y0
+	VPSUBD         Y0, Y1, Y0
 	VPBROADCASTB   1(R8)(R14*1), Y1
 	VPAND          bitOfLanes<>+0(SB), Y1, Y1
 	VPCMPEQD       bitOfLanes<>+0(SB), Y1, Y1
@@ -2509,28 +2104,19 @@ next5224:
 	VPSUBD         Y1, Y0, Y0
 	VMOVDQU        Y0, 1056(DX)(R9*4)
 	VMOVUPS        32(SI)(R9*4), Y0
-	VCVTPS2PD      X0, Y1
-	VEXTRACTF128   $0x01, Y0, X3
-	VCVTPS2PD      X3, Y3
-	VCVTPS2PD      X2, Y8
-	VEXTRACTF128   $0x01, Y2, X9
-	VCVTPS2PD      X9, Y9
-	VFNMADD231PD   256(CX), Y8, Y1
-	VMULPD         320(CX), Y1, Y1
-	VFNMADD231PD   256(CX), Y9, Y3
-	VMULPD         320(CX), Y3, Y3
-	VCVTPD2PSY     Y1, X7
-	VCVTPD2PSY     Y3, X1
-	VINSERTF128    $0x01, X1, Y7, Y7
-	VMULPS         320(AX), Y2, Y1
-	VCMPPS         $0x00, Y1, Y0, Y1
-	VPANDN         Y7, Y1, Y7
-	VMOVDQU        pattern7f800000<>+0(SB), Y1
-	VPAND          Y1, Y7, Y8
-	VPCMPEQD       Y1, Y8, Y8
-	VPANDN         Y7, Y8, Y7
+	VMULPS         320(AX), Y2, Y3
+	VMOVAPS        Y0, Y1
+	VFNMADD231PS   320(AX), Y2, Y1
+	VMOVDQU        128(CX), Y2
+	VFMADD213PS    Y1, Y1, Y2
+	VCMPPS         $0x00, Y3, Y0, Y3
+	VPANDN         Y2, Y3, Y2
+	VMOVDQU        pattern7f800000<>+0(SB), Y3
+	VPAND          Y3, Y2, Y1
+	VPCMPEQD       Y3, Y1, Y1
+	VPANDN         Y2, Y1, Y2
 	VMOVDQU        pattern00000001<>+0(SB), Y0
-	VPSUBD         Y0, Y7, Y0
+	VPSUBD         Y0, Y2, Y0
 	VPBROADCASTB   97(R8)(R14*1), Y1
 	VPAND          bitOfLanes<>+0(SB), Y1, Y1
 	VPCMPEQD       bitOfLanes<>+0(SB), Y1, Y1
@@ -2570,69 +2156,51 @@ next5226:
 	VMOVUPS      32(DI)(R9*4), Y3
 	VMULPS       (AX), Y0, Y0
 	VFMADD231PS  64(AX), Y2, Y0
-	VMULPS       Y0, Y0, Y8
+	VMULPS       Y0, Y0, Y4
 	VMOVUPS      (BX)(R9*4), Y2
-	VCVTPS2PD    X2, Y9
-	VEXTRACTF128 $0x01, Y2, X10
-	VCVTPS2PD    X10, Y10
-	VCVTPS2PD    X0, Y11
-	VEXTRACTF128 $0x01, Y0, X12
-	VCVTPS2PD    X12, Y12
-	VFNMADD231PD 128(CX), Y11, Y9
-	VMULPD       192(CX), Y9, Y9
-	VFNMADD231PD 128(CX), Y12, Y10
-	VMULPD       192(CX), Y10, Y10
-	VCVTPD2PSY   Y9, X4
-	VCVTPD2PSY   Y10, X5
-	VINSERTF128  $0x01, X5, Y4, Y4
-	VMULPS       192(AX), Y0, Y0
-	VCMPPS       $0x00, Y0, Y2, Y0
-	VPANDN       Y4, Y0, Y4
-	VMOVDQU      pattern7f800000<>+0(SB), Y0
-	VPAND        Y0, Y4, Y11
-	VPCMPEQD     Y0, Y11, Y11
-	VPANDN       Y4, Y11, Y4
-	VMOVDQU      pattern00000003<>+0(SB), Y0
-	VPSUBD       Y0, Y4, Y0
-	VPBROADCASTB (R8)(R14*1), Y2
-	VPAND        bitOfLanes<>+0(SB), Y2, Y2
-	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
-	VPSLLD       $0x00, Y2, Y2
-	VPSUBD       Y2, Y0, Y0
-	VPBROADCASTB 32(R8)(R14*1), Y2
-	VPAND        bitOfLanes<>+0(SB), Y2, Y2
-	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
-	VPSLLD       $0x01, Y2, Y2
-	VPSUBD       Y2, Y0, Y0
-	VPBROADCASTB 64(R8)(R14*1), Y2
-	VPAND        bitOfLanes<>+0(SB), Y2, Y2
-	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
-	VPSLLD       $0x02, Y2, Y2
-	VPSUBD       Y2, Y0, Y0
-	VMOVDQU      Y0, 1024(DX)(R9*4)
+	VMULPS       192(AX), Y0, Y6
+	VMOVAPS      Y2, Y5
+	VFNMADD231PS 192(AX), Y0, Y5
+	VMOVDQU      64(CX), Y0
+	VFMADD213PS  Y5, Y5, Y0
+	VCMPPS       $0x00, Y6, Y2, Y6
+	VPANDN       Y0, Y6, Y0
+	VMOVDQU      pattern7f800000<>+0(SB), Y6
+	VPAND        Y6, Y0, Y5
+	VPCMPEQD     Y6, Y5, Y5
+	VPANDN       Y0, Y5, Y0
+	VMOVDQU      pattern00000003<>+0(SB), Y2
+	VPSUBD       Y2, Y0, Y2
+	VPBROADCASTB (R8)(R14*1), Y0
+	VPAND        bitOfLanes<>+0(SB), Y0, Y0
+	VPCMPEQD     bitOfLanes<>+0(SB), Y0, Y0
+	VPSLLD       $0x00, Y0, Y0
+	VPSUBD       Y0, Y2, Y2
+	VPBROADCASTB 32(R8)(R14*1), Y0
+	VPAND        bitOfLanes<>+0(SB), Y0, Y0
+	VPCMPEQD     bitOfLanes<>+0(SB), Y0, Y0
+	VPSLLD       $0x01, Y0, Y0
+	VPSUBD       Y0, Y2, Y2
+	VPBROADCASTB 64(R8)(R14*1), Y0
+	VPAND        bitOfLanes<>+0(SB), Y0, Y0
+	VPCMPEQD     bitOfLanes<>+0(SB), Y0, Y0
+	VPSLLD       $0x02, Y0, Y0
+	VPSUBD       Y0, Y2, Y2
+	VMOVDQU      Y2, 1024(DX)(R9*4)
 	VMOVUPS      (SI)(R9*4), Y0
-	VCVTPS2PD    X0, Y2
-	VEXTRACTF128 $0x01, Y0, X9
-	VCVTPS2PD    X9, Y9
-	VCVTPS2PD    X8, Y10
-	VEXTRACTF128 $0x01, Y8, X11
-	VCVTPS2PD    X11, Y11
-	VFNMADD231PD 256(CX), Y10, Y2
-	VMULPD       320(CX), Y2, Y2
-	VFNMADD231PD 256(CX), Y11, Y9
-	VMULPD       320(CX), Y9, Y9
-	VCVTPD2PSY   Y2, X5
-	VCVTPD2PSY   Y9, X2
-	VINSERTF128  $0x01, X2, Y5, Y5
-	VMULPS       320(AX), Y8, Y2
-	VCMPPS       $0x00, Y2, Y0, Y2
-	VPANDN       Y5, Y2, Y5
-	VMOVDQU      pattern7f800000<>+0(SB), Y2
-	VPAND        Y2, Y5, Y10
-	VPCMPEQD     Y2, Y10, Y10
-	VPANDN       Y5, Y10, Y5
+	VMULPS       320(AX), Y4, Y5
+	VMOVAPS      Y0, Y2
+	VFNMADD231PS 320(AX), Y4, Y2
+	VMOVDQU      128(CX), Y4
+	VFMADD213PS  Y2, Y2, Y4
+	VCMPPS       $0x00, Y5, Y0, Y5
+	VPANDN       Y4, Y5, Y4
+	VMOVDQU      pattern7f800000<>+0(SB), Y5
+	VPAND        Y5, Y4, Y2
+	VPCMPEQD     Y5, Y2, Y2
+	VPANDN       Y4, Y2, Y4
 	VMOVDQU      pattern00000001<>+0(SB), Y0
-	VPSUBD       Y0, Y5, Y0
+	VPSUBD       Y0, Y4, Y0
 	VPBROADCASTB 96(R8)(R14*1), Y2
 	VPAND        bitOfLanes<>+0(SB), Y2, Y2
 	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
@@ -2648,28 +2216,19 @@ next5226:
 	VFMADD231PS  64(AX), Y3, Y1
 	VMULPS       Y1, Y1, Y2
 	VMOVUPS      32(BX)(R9*4), Y0
-	VCVTPS2PD    X0, Y3
-	VEXTRACTF128 $0x01, Y0, X8
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X1, Y9
-	VEXTRACTF128 $0x01, Y1, X10
-	VCVTPS2PD    X10, Y10
-	VFNMADD231PD 128(CX), Y9, Y3
-	VMULPD       192(CX), Y3, Y3
-	VFNMADD231PD 128(CX), Y10, Y8
-	VMULPD       192(CX), Y8, Y8
-	VCVTPD2PSY   Y3, X6
-	VCVTPD2PSY   Y8, X3
-	VINSERTF128  $0x01, X3, Y6, Y6
-	VMULPS       192(AX), Y1, Y1
-	VCMPPS       $0x00, Y1, Y0, Y1
-	VPANDN       Y6, Y1, Y6
-	VMOVDQU      pattern7f800000<>+0(SB), Y1
-	VPAND        Y1, Y6, Y9
-	VPCMPEQD     Y1, Y9, Y9
-	VPANDN       Y6, Y9, Y6
+	VMULPS       192(AX), Y1, Y4
+	VMOVAPS      Y0, Y3
+	VFNMADD231PS 192(AX), Y1, Y3
+	VMOVDQU      64(CX), Y1
+	VFMADD213PS  Y3, Y3, Y1
+	VCMPPS       $0x00, Y4, Y0, Y4
+	VPANDN       Y1, Y4, Y1
+	VMOVDQU      pattern7f800000<>+0(SB), Y4
+	VPAND        Y4, Y1, Y3
+	VPCMPEQD     Y4, Y3, Y3
+	VPANDN       Y1, Y3, Y1
 	VMOVDQU      pattern00000003<>+0(SB), Y0
-	VPSUBD       Y0, Y6, Y0
+	VPSUBD       Y0, Y1, Y0
 	VPBROADCASTB 1(R8)(R14*1), Y1
 	VPAND        bitOfLanes<>+0(SB), Y1, Y1
 	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
@@ -2687,28 +2246,19 @@ next5226:
 	VPSUBD       Y1, Y0, Y0
 	VMOVDQU      Y0, 1056(DX)(R9*4)
 	VMOVUPS      32(SI)(R9*4), Y0
-	VCVTPS2PD    X0, Y1
-	VEXTRACTF128 $0x01, Y0, X3
-	VCVTPS2PD    X3, Y3
-	VCVTPS2PD    X2, Y8
-	VEXTRACTF128 $0x01, Y2, X9
-	VCVTPS2PD    X9, Y9
-	VFNMADD231PD 256(CX), Y8, Y1
-	VMULPD       320(CX), Y1, Y1
-	VFNMADD231PD 256(CX), Y9, Y3
-	VMULPD       320(CX), Y3, Y3
-	VCVTPD2PSY   Y1, X7
-	VCVTPD2PSY   Y3, X1
-	VINSERTF128  $0x01, X1, Y7, Y7
-	VMULPS       320(AX), Y2, Y1
-	VCMPPS       $0x00, Y1, Y0, Y1
-	VPANDN       Y7, Y1, Y7
-	VMOVDQU      pattern7f800000<>+0(SB), Y1
-	VPAND        Y1, Y7, Y8
-	VPCMPEQD     Y1, Y8, Y8
-	VPANDN       Y7, Y8, Y7
+	VMULPS       320(AX), Y2, Y3
+	VMOVAPS      Y0, Y1
+	VFNMADD231PS 320(AX), Y2, Y1
+	VMOVDQU      128(CX), Y2
+	VFMADD213PS  Y1, Y1, Y2
+	VCMPPS       $0x00, Y3, Y0, Y3
+	VPANDN       Y2, Y3, Y2
+	VMOVDQU      pattern7f800000<>+0(SB), Y3
+	VPAND        Y3, Y2, Y1
+	VPCMPEQD     Y3, Y1, Y1
+	VPANDN       Y2, Y1, Y2
 	VMOVDQU      pattern00000001<>+0(SB), Y0
-	VPSUBD       Y0, Y7, Y0
+	VPSUBD       Y0, Y2, Y0
 	VPBROADCASTB 97(R8)(R14*1), Y1
 	VPAND        bitOfLanes<>+0(SB), Y1, Y1
 	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
@@ -2748,69 +2298,51 @@ next5228:
 	VMOVUPS      32(DI)(R9*4), Y3
 	VMULPS       (AX), Y0, Y0
 	VFMADD231PS  64(AX), Y2, Y0
-	VMULPS       Y0, Y0, Y8
+	VMULPS       Y0, Y0, Y4
 	VMOVUPS      (BX)(R9*4), Y2
-	VCVTPS2PD    X2, Y9
-	VEXTRACTF128 $0x01, Y2, X10
-	VCVTPS2PD    X10, Y10
-	VCVTPS2PD    X0, Y11
-	VEXTRACTF128 $0x01, Y0, X12
-	VCVTPS2PD    X12, Y12
-	VFNMADD231PD 128(CX), Y11, Y9
-	VMULPD       192(CX), Y9, Y9
-	VFNMADD231PD 128(CX), Y12, Y10
-	VMULPD       192(CX), Y10, Y10
-	VCVTPD2PSY   Y9, X4
-	VCVTPD2PSY   Y10, X5
-	VINSERTF128  $0x01, X5, Y4, Y4
-	VMULPS       192(AX), Y0, Y0
-	VCMPPS       $0x00, Y0, Y2, Y0
-	VPANDN       Y4, Y0, Y4
-	VMOVDQU      pattern7f800000<>+0(SB), Y0
-	VPAND        Y0, Y4, Y11
-	VPCMPEQD     Y0, Y11, Y11
-	VPANDN       Y4, Y11, Y4
-	VMOVDQU      pattern00000003<>+0(SB), Y0
-	VPSUBD       Y0, Y4, Y0
-	VPBROADCASTB (R8)(R14*1), Y2
-	VPAND        bitOfLanes<>+0(SB), Y2, Y2
-	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
-	VPSLLD       $0x00, Y2, Y2
-	VPSUBD       Y2, Y0, Y0
-	VPBROADCASTB 32(R8)(R14*1), Y2
-	VPAND        bitOfLanes<>+0(SB), Y2, Y2
-	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
-	VPSLLD       $0x01, Y2, Y2
-	VPSUBD       Y2, Y0, Y0
-	VPBROADCASTB 64(R8)(R14*1), Y2
-	VPAND        bitOfLanes<>+0(SB), Y2, Y2
-	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
-	VPSLLD       $0x02, Y2, Y2
-	VPSUBD       Y2, Y0, Y0
-	VMOVDQU      Y0, 1024(DX)(R9*4)
+	VMULPS       192(AX), Y0, Y6
+	VMOVAPS      Y2, Y5
+	VFNMADD231PS 192(AX), Y0, Y5
+	VMOVDQU      64(CX), Y0
+	VFMADD213PS  Y5, Y5, Y0
+	VCMPPS       $0x00, Y6, Y2, Y6
+	VPANDN       Y0, Y6, Y0
+	VMOVDQU      pattern7f800000<>+0(SB), Y6
+	VPAND        Y6, Y0, Y5
+	VPCMPEQD     Y6, Y5, Y5
+	VPANDN       Y0, Y5, Y0
+	VMOVDQU      pattern00000003<>+0(SB), Y2
+	VPSUBD       Y2, Y0, Y2
+	VPBROADCASTB (R8)(R14*1), Y0
+	VPAND        bitOfLanes<>+0(SB), Y0, Y0
+	VPCMPEQD     bitOfLanes<>+0(SB), Y0, Y0
+	VPSLLD       $0x00, Y0, Y0
+	VPSUBD       Y0, Y2, Y2
+	VPBROADCASTB 32(R8)(R14*1), Y0
+	VPAND        bitOfLanes<>+0(SB), Y0, Y0
+	VPCMPEQD     bitOfLanes<>+0(SB), Y0, Y0
+	VPSLLD       $0x01, Y0, Y0
+	VPSUBD       Y0, Y2, Y2
+	VPBROADCASTB 64(R8)(R14*1), Y0
+	VPAND        bitOfLanes<>+0(SB), Y0, Y0
+	VPCMPEQD     bitOfLanes<>+0(SB), Y0, Y0
+	VPSLLD       $0x02, Y0, Y0
+	VPSUBD       Y0, Y2, Y2
+	VMOVDQU      Y2, 1024(DX)(R9*4)
 	VMOVUPS      (SI)(R9*4), Y0
-	VCVTPS2PD    X0, Y2
-	VEXTRACTF128 $0x01, Y0, X9
-	VCVTPS2PD    X9, Y9
-	VCVTPS2PD    X8, Y10
-	VEXTRACTF128 $0x01, Y8, X11
-	VCVTPS2PD    X11, Y11
-	VFNMADD231PD 256(CX), Y10, Y2
-	VMULPD       320(CX), Y2, Y2
-	VFNMADD231PD 256(CX), Y11, Y9
-	VMULPD       320(CX), Y9, Y9
-	VCVTPD2PSY   Y2, X5
-	VCVTPD2PSY   Y9, X2
-	VINSERTF128  $0x01, X2, Y5, Y5
-	VMULPS       320(AX), Y8, Y2
-	VCMPPS       $0x00, Y2, Y0, Y2
-	VPANDN       Y5, Y2, Y5
-	VMOVDQU      pattern7f800000<>+0(SB), Y2
-	VPAND        Y2, Y5, Y10
-	VPCMPEQD     Y2, Y10, Y10
-	VPANDN       Y5, Y10, Y5
+	VMULPS       320(AX), Y4, Y5
+	VMOVAPS      Y0, Y2
+	VFNMADD231PS 320(AX), Y4, Y2
+	VMOVDQU      128(CX), Y4
+	VFMADD213PS  Y2, Y2, Y4
+	VCMPPS       $0x00, Y5, Y0, Y5
+	VPANDN       Y4, Y5, Y4
+	VMOVDQU      pattern7f800000<>+0(SB), Y5
+	VPAND        Y5, Y4, Y2
+	VPCMPEQD     Y5, Y2, Y2
+	VPANDN       Y4, Y2, Y4
 	VMOVDQU      pattern00000001<>+0(SB), Y0
-	VPSUBD       Y0, Y5, Y0
+	VPSUBD       Y0, Y4, Y0
 	VPBROADCASTB 96(R8)(R14*1), Y2
 	VPAND        bitOfLanes<>+0(SB), Y2, Y2
 	VPCMPEQD     bitOfLanes<>+0(SB), Y2, Y2
@@ -2826,28 +2358,19 @@ next5228:
 	VFMADD231PS  64(AX), Y3, Y1
 	VMULPS       Y1, Y1, Y2
 	VMOVUPS      32(BX)(R9*4), Y0
-	VCVTPS2PD    X0, Y3
-	VEXTRACTF128 $0x01, Y0, X8
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X1, Y9
-	VEXTRACTF128 $0x01, Y1, X10
-	VCVTPS2PD    X10, Y10
-	VFNMADD231PD 128(CX), Y9, Y3
-	VMULPD       192(CX), Y3, Y3
-	VFNMADD231PD 128(CX), Y10, Y8
-	VMULPD       192(CX), Y8, Y8
-	VCVTPD2PSY   Y3, X6
-	VCVTPD2PSY   Y8, X3
-	VINSERTF128  $0x01, X3, Y6, Y6
-	VMULPS       192(AX), Y1, Y1
-	VCMPPS       $0x00, Y1, Y0, Y1
-	VPANDN       Y6, Y1, Y6
-	VMOVDQU      pattern7f800000<>+0(SB), Y1
-	VPAND        Y1, Y6, Y9
-	VPCMPEQD     Y1, Y9, Y9
-	VPANDN       Y6, Y9, Y6
+	VMULPS       192(AX), Y1, Y4
+	VMOVAPS      Y0, Y3
+	VFNMADD231PS 192(AX), Y1, Y3
+	VMOVDQU      64(CX), Y1
+	VFMADD213PS  Y3, Y3, Y1
+	VCMPPS       $0x00, Y4, Y0, Y4
+	VPANDN       Y1, Y4, Y1
+	VMOVDQU      pattern7f800000<>+0(SB), Y4
+	VPAND        Y4, Y1, Y3
+	VPCMPEQD     Y4, Y3, Y3
+	VPANDN       Y1, Y3, Y1
 	VMOVDQU      pattern00000003<>+0(SB), Y0
-	VPSUBD       Y0, Y6, Y0
+	VPSUBD       Y0, Y1, Y0
 	VPBROADCASTB 1(R8)(R14*1), Y1
 	VPAND        bitOfLanes<>+0(SB), Y1, Y1
 	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
@@ -2865,28 +2388,19 @@ next5228:
 	VPSUBD       Y1, Y0, Y0
 	VMOVDQU      Y0, 1056(DX)(R9*4)
 	VMOVUPS      32(SI)(R9*4), Y0
-	VCVTPS2PD    X0, Y1
-	VEXTRACTF128 $0x01, Y0, X3
-	VCVTPS2PD    X3, Y3
-	VCVTPS2PD    X2, Y8
-	VEXTRACTF128 $0x01, Y2, X9
-	VCVTPS2PD    X9, Y9
-	VFNMADD231PD 256(CX), Y8, Y1
-	VMULPD       320(CX), Y1, Y1
-	VFNMADD231PD 256(CX), Y9, Y3
-	VMULPD       320(CX), Y3, Y3
-	VCVTPD2PSY   Y1, X7
-	VCVTPD2PSY   Y3, X1
-	VINSERTF128  $0x01, X1, Y7, Y7
-	VMULPS       320(AX), Y2, Y1
-	VCMPPS       $0x00, Y1, Y0, Y1
-	VPANDN       Y7, Y1, Y7
-	VMOVDQU      pattern7f800000<>+0(SB), Y1
-	VPAND        Y1, Y7, Y8
-	VPCMPEQD     Y1, Y8, Y8
-	VPANDN       Y7, Y8, Y7
+	VMULPS       320(AX), Y2, Y3
+	VMOVAPS      Y0, Y1
+	VFNMADD231PS 320(AX), Y2, Y1
+	VMOVDQU      128(CX), Y2
+	VFMADD213PS  Y1, Y1, Y2
+	VCMPPS       $0x00, Y3, Y0, Y3
+	VPANDN       Y2, Y3, Y2
+	VMOVDQU      pattern7f800000<>+0(SB), Y3
+	VPAND        Y3, Y2, Y1
+	VPCMPEQD     Y3, Y1, Y1
+	VPANDN       Y2, Y1, Y2
 	VMOVDQU      pattern00000001<>+0(SB), Y0
-	VPSUBD       Y0, Y7, Y0
+	VPSUBD       Y0, Y2, Y0
 	VPBROADCASTB 97(R8)(R14*1), Y1
 	VPAND        bitOfLanes<>+0(SB), Y1, Y1
 	VPCMPEQD     bitOfLanes<>+0(SB), Y1, Y1
@@ -2917,441 +2431,331 @@ done5223:
 // func foreseeSplitAVX512(a *RetractionArguments)
 // Requires: AVX, AVX512F, MMX+, SSE
 TEXT ·foreseeSplitAVX512(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    104(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVQ    96(R9), R9
-	MOVQ    a+0(FP), R10
-	MOVQ    24(R10), R10
-	MOVQ    a+0(FP), R11
-	MOVQ    88(R11), R11
-	MOVQ    a+0(FP), R12
-	MOVQ    8(R12), R12
-	CMPQ    R10, $0x01
-	JE      fp165231
-	JA      fp325232
-	XORQ    R10, R10
-	LEAQ    192(R10), R13
-	MOVQ    R12, R14
-	JMP     check5235
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      104(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      72(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      48(DI), DI
+	MOVQ      a+0(FP), R8
+	MOVQ      56(R8), R8
+	MOVQ      a+0(FP), R9
+	MOVQ      96(R9), R9
+	VMOVDQU32 pattern00000001<>+0(SB), Z0
+	VMOVDQU32 pattern00000002<>+0(SB), Z1
+	VMOVDQU32 pattern00000003<>+0(SB), Z2
+	VMOVDQU32 pattern00000004<>+0(SB), Z3
+	VMOVDQU32 pattern00000007<>+0(SB), Z4
+	VMOVDQU32 pattern00880088<>+0(SB), Z5
+	VMOVDQU32 (AX), Z6
+	VMOVDQU32 64(AX), Z7
+	VMOVDQU32 128(AX), Z8
+	VMOVDQU32 192(AX), Z9
+	VMOVDQU32 256(AX), Z10
+	VMOVDQU32 320(AX), Z11
+	VMOVDQU32 384(AX), Z12
+	VMOVDQU32 448(AX), Z13
+	VMOVDQU32 512(AX), Z14
+	VMOVDQU32 576(AX), Z15
+	MOVQ      a+0(FP), AX
+	MOVQ      24(AX), AX
+	MOVQ      a+0(FP), R10
+	MOVQ      88(R10), R10
+	MOVQ      a+0(FP), R11
+	MOVQ      8(R11), R11
+	CMPQ      AX, $0x01
+	JE        fp165231
+	JA        fp325232
+	XORQ      AX, AX
+	LEAQ      192(AX), R12
+	MOVQ      R11, R13
+	JMP       check5235
 
 next5234:
-	PREFETCHT0    (R11)(R13*2)
-	PREFETCHT0    (BX)(R13*4)
-	PREFETCHT0    (SI)(R13*4)
-	PREFETCHT0    (DI)(R13*2)
-	PREFETCHT0    (R8)(R13*2)
-	MOVQ          R10, R15
-	SHRQ          $0x03, R15
-	VPMOVZXWD     (R11)(R10*2), Z0
-	VPSLLD        $0x10, Z0, Z0
-	VPMOVZXWD     (DI)(R10*2), Z1
-	VPSLLD        $0x10, Z1, Z1
-	VPMOVSXWD     (R8)(R10*2), Z2
-	VPADDD        Z2, Z1, Z1
-	VMULPS        (AX), Z0, Z0
-	VFMADD231PS   64(AX), Z1, Z0
-	VMULPS        Z0, Z0, Z2
-	VMOVUPS       128(AX), Z6
-	VMULPS        (BX)(R10*4), Z6, Z6
-	VFMADD231PS   192(AX), Z0, Z6
-	VCVTPS2PD     Y6, Z7
-	VEXTRACTF64X4 $0x01, Z6, Y8
-	VCVTPS2PD     Y8, Z8
-	VCVTPS2PD     Y0, Z9
-	VEXTRACTF64X4 $0x01, Z0, Y10
-	VCVTPS2PD     Y10, Z10
-	VFNMADD231PD  128(CX), Z9, Z7
-	VMULPD        192(CX), Z7, Z7
-	VFNMADD231PD  128(CX), Z10, Z8
-	VMULPD        192(CX), Z8, Z8
-	VCVTPD2PS     Z7, Y3
-	VCVTPD2PS     Z8, Y4
-	VINSERTF64X4  $0x01, Y4, Z3, Z3
-	VMULPS        192(AX), Z0, Z0
-	VCMPPS        $0x00, Z0, Z6, K1
-	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     pattern7f800000<>+0(SB), Z0
-	VPANDD        Z0, Z3, Z9
-	VPCMPEQD      Z0, Z9, K1
-	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     Z3, 1024(DX)(R10*4)
-	VMOVDQU32     (BX)(R10*4), Z0
-	VPSUBD        Z3, Z0, Z0
-	VPADDD        pattern00000003<>+0(SB), Z0, Z0
-	VPMINUD       pattern00000007<>+0(SB), Z0, Z0
-	VPTESTMD      pattern00000001<>+0(SB), Z0, K1
-	KMOVW         K1, (R9)(R15*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z0, K1
-	KMOVW         K1, 32(R9)(R15*1)
-	VPTESTMD      pattern00000004<>+0(SB), Z0, K1
-	KMOVW         K1, 64(R9)(R15*1)
-	VMOVUPS       256(AX), Z0
-	VMULPS        (SI)(R10*4), Z0, Z0
-	VFMADD231PS   320(AX), Z2, Z0
-	VCVTPS2PD     Y0, Z7
-	VEXTRACTF64X4 $0x01, Z0, Y8
-	VCVTPS2PD     Y8, Z8
-	VCVTPS2PD     Y2, Z9
-	VEXTRACTF64X4 $0x01, Z2, Y10
-	VCVTPS2PD     Y10, Z10
-	VFNMADD231PD  256(CX), Z9, Z7
-	VMULPD        320(CX), Z7, Z7
-	VFNMADD231PD  256(CX), Z10, Z8
-	VMULPD        320(CX), Z8, Z8
-	VCVTPD2PS     Z7, Y4
-	VCVTPD2PS     Z8, Y3
-	VINSERTF64X4  $0x01, Y3, Z4, Z4
-	VMULPS        320(AX), Z2, Z2
-	VCMPPS        $0x00, Z2, Z0, K1
-	VPXORD        Z4, Z4, K1, Z4
-	VMOVDQU32     pattern7f800000<>+0(SB), Z2
-	VPANDD        Z2, Z4, Z9
-	VPCMPEQD      Z2, Z9, K1
-	VPXORD        Z4, Z4, K1, Z4
-	VMOVDQU32     Z4, 2048(DX)(R10*4)
-	VMOVDQU32     (SI)(R10*4), Z2
-	VPSUBD        Z4, Z2, Z2
-	VPADDD        pattern00000001<>+0(SB), Z2, Z2
-	VPMINUD       pattern00000003<>+0(SB), Z2, Z2
-	VPTESTMD      pattern00000001<>+0(SB), Z2, K1
-	KMOVW         K1, 96(R9)(R15*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z2, K1
-	KMOVW         K1, 128(R9)(R15*1)
-	VSQRTPS       Z0, Z0
-	VMOVUPS       384(AX), Z2
-	VFMADD213PS   448(AX), Z2, Z0
-	VDIVPS        Z0, Z6, Z0
-	VMOVAPS       Z1, Z2
-	VFMADD231PS   512(AX), Z1, Z2
-	VFMADD231PS   576(AX), Z0, Z2
-	VCVTPS2PD     Y2, Z6
-	VEXTRACTF64X4 $0x01, Z2, Y7
-	VCVTPS2PD     Y7, Z7
-	VCVTPS2PD     Y0, Z8
-	VEXTRACTF64X4 $0x01, Z0, Y9
-	VCVTPS2PD     Y9, Z9
-	VFNMADD231PD  (CX), Z8, Z6
-	VMULPD        64(CX), Z6, Z6
-	VFNMADD231PD  (CX), Z9, Z7
-	VMULPD        64(CX), Z7, Z7
-	VCVTPD2PS     Z6, Y5
-	VCVTPD2PS     Z7, Y3
-	VINSERTF64X4  $0x01, Y3, Z5, Z5
-	VMULPS        576(AX), Z0, Z0
-	VCMPPS        $0x00, Z0, Z2, K1
-	VPXORD        Z5, Z5, K1, Z5
-	VMOVDQU32     pattern7f800000<>+0(SB), Z0
-	VPANDD        Z0, Z5, Z8
-	VPCMPEQD      Z0, Z8, K1
-	VPXORD        Z5, Z5, K1, Z5
-	VMOVDQU32     Z5, (DX)(R10*4)
-	VMOVDQU32     Z1, Z0
-	VPSUBD        Z5, Z0, Z0
-	VPADDD        pattern00000001<>+0(SB), Z0, Z0
-	VPMINUD       pattern00000003<>+0(SB), Z0, Z0
-	VPTESTMD      pattern00000001<>+0(SB), Z0, K1
-	KMOVW         K1, 160(R9)(R15*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z0, K1
-	KMOVW         K1, 192(R9)(R15*1)
-	ADDQ          $0x00000010, R10
-	ADDQ          $0x00000010, R13
+	PREFETCHT0    (R10)(R12*2)
+	PREFETCHT0    (BX)(R12*4)
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    (DI)(R12*2)
+	PREFETCHT0    (R8)(R12*2)
+	MOVQ          AX, R14
+	SHRQ          $0x03, R14
+	VPMOVZXWD     (R10)(AX*2), Z16
+	VPSLLD        $0x10, Z16, Z16
+	VPMOVZXWD     (DI)(AX*2), Z17
+	VPSLLD        $0x10, Z17, Z17
+	VPMOVSXWD     (R8)(AX*2), Z18
+	VPADDD        Z18, Z17, Z17
+	VMULPS        Z6, Z16, Z16
+	VFMADD231PS   Z7, Z17, Z16
+	VMULPS        Z16, Z16, Z18
+	VMOVUPS       (BX)(AX*4), Z20
+	VMULPS        Z8, Z20, Z19
+	VFMADD231PS   Z9, Z16, Z19
+	VMULPS        Z9, Z16, Z22
+	VMOVAPS       Z19, Z21
+	VFNMADD231PS  Z9, Z16, Z21
+	VMOVDQU32     64(CX), Z16
+	VCMPPS        $0x04, Z22, Z19, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, 1024(DX)(AX*4)
+	VPSUBD        Z16, Z20, Z16
+	VPADDD        Z2, Z16, Z16
+	VPMINUD       Z4, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, (R9)(R14*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 32(R9)(R14*1)
+	VPTESTMD      Z3, Z16, K1
+	KMOVW         K1, 64(R9)(R14*1)
+	VMOVUPS       (SI)(AX*4), Z20
+	VMULPS        Z10, Z20, Z16
+	VFMADD231PS   Z11, Z18, Z16
+	VMULPS        Z11, Z18, Z22
+	VMOVAPS       Z16, Z21
+	VFNMADD231PS  Z11, Z18, Z21
+	VMOVDQU32     128(CX), Z18
+	VCMPPS        $0x04, Z22, Z16, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z18
+	VFIXUPIMMPS   $0x00, Z5, Z18, Z18
+	VMOVDQU32     Z18, 2048(DX)(AX*4)
+	VPSUBD        Z18, Z20, Z18
+	VPADDD        Z0, Z18, Z18
+	VPMINUD       Z2, Z18, Z18
+	VPTESTMD      Z0, Z18, K1
+	KMOVW         K1, 96(R9)(R14*1)
+	VPTESTMD      Z1, Z18, K1
+	KMOVW         K1, 128(R9)(R14*1)
+	VSQRTPS       Z16, Z16
+	VMOVUPS       Z12, Z18
+	VFMADD213PS   Z13, Z18, Z16
+	VDIVPS        Z16, Z19, Z16
+	VMOVAPS       Z17, Z18
+	VFMADD231PS   Z14, Z17, Z18
+	VFMADD231PS   Z15, Z16, Z18
+	VMULPS        Z15, Z16, Z20
+	VMOVAPS       Z18, Z19
+	VFNMADD231PS  Z15, Z16, Z19
+	VMOVDQU32     (CX), Z16
+	VCMPPS        $0x04, Z20, Z18, K1
+	VFMADD213PS.Z Z19, Z19, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, (DX)(AX*4)
+	VPSUBD        Z16, Z17, Z16
+	VPADDD        Z0, Z16, Z16
+	VPMINUD       Z2, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, 160(R9)(R14*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 192(R9)(R14*1)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R12
 
 check5235:
-	CMPQ R10, R14
+	CMPQ AX, R13
 	JB   next5234
-	MOVQ R10, R13
-	CMPQ R14, R12
-	MOVQ R12, R14
+	MOVQ AX, R12
+	CMPQ R13, R11
+	MOVQ R11, R13
 	JB   next5234
 	JMP  done5233
 
 fp165231:
-	XORQ R10, R10
-	LEAQ 192(R10), R13
-	MOVQ R12, R14
+	XORQ AX, AX
+	LEAQ 192(AX), R12
+	MOVQ R11, R13
 	JMP  check5237
 
 next5236:
-	PREFETCHT0    (R11)(R13*2)
-	PREFETCHT0    (BX)(R13*4)
-	PREFETCHT0    (SI)(R13*4)
-	PREFETCHT0    (DI)(R13*2)
-	PREFETCHT0    (R8)(R13*2)
-	MOVQ          R10, R15
-	SHRQ          $0x03, R15
-	VCVTPH2PS     (R11)(R10*2), Z0
-	VPMOVZXWD     (DI)(R10*2), Z1
-	VPSLLD        $0x10, Z1, Z1
-	VPMOVSXWD     (R8)(R10*2), Z2
-	VPADDD        Z2, Z1, Z1
-	VMULPS        (AX), Z0, Z0
-	VFMADD231PS   64(AX), Z1, Z0
-	VMULPS        Z0, Z0, Z2
-	VMOVUPS       128(AX), Z6
-	VMULPS        (BX)(R10*4), Z6, Z6
-	VFMADD231PS   192(AX), Z0, Z6
-	VCVTPS2PD     Y6, Z7
-	VEXTRACTF64X4 $0x01, Z6, Y8
-	VCVTPS2PD     Y8, Z8
-	VCVTPS2PD     Y0, Z9
-	VEXTRACTF64X4 $0x01, Z0, Y10
-	VCVTPS2PD     Y10, Z10
-	VFNMADD231PD  128(CX), Z9, Z7
-	VMULPD        192(CX), Z7, Z7
-	VFNMADD231PD  128(CX), Z10, Z8
-	VMULPD        192(CX), Z8, Z8
-	VCVTPD2PS     Z7, Y3
-	VCVTPD2PS     Z8, Y4
-	VINSERTF64X4  $0x01, Y4, Z3, Z3
-	VMULPS        192(AX), Z0, Z0
-	VCMPPS        $0x00, Z0, Z6, K1
-	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     pattern7f800000<>+0(SB), Z0
-	VPANDD        Z0, Z3, Z9
-	VPCMPEQD      Z0, Z9, K1
-	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     Z3, 1024(DX)(R10*4)
-	VMOVDQU32     (BX)(R10*4), Z0
-	VPSUBD        Z3, Z0, Z0
-	VPADDD        pattern00000003<>+0(SB), Z0, Z0
-	VPMINUD       pattern00000007<>+0(SB), Z0, Z0
-	VPTESTMD      pattern00000001<>+0(SB), Z0, K1
-	KMOVW         K1, (R9)(R15*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z0, K1
-	KMOVW         K1, 32(R9)(R15*1)
-	VPTESTMD      pattern00000004<>+0(SB), Z0, K1
-	KMOVW         K1, 64(R9)(R15*1)
-	VMOVUPS       256(AX), Z0
-	VMULPS        (SI)(R10*4), Z0, Z0
-	VFMADD231PS   320(AX), Z2, Z0
-	VCVTPS2PD     Y0, Z7
-	VEXTRACTF64X4 $0x01, Z0, Y8
-	VCVTPS2PD     Y8, Z8
-	VCVTPS2PD     Y2, Z9
-	VEXTRACTF64X4 $0x01, Z2, Y10
-	VCVTPS2PD     Y10, Z10
-	VFNMADD231PD  256(CX), Z9, Z7
-	VMULPD        320(CX), Z7, Z7
-	VFNMADD231PD  256(CX), Z10, Z8
-	VMULPD        320(CX), Z8, Z8
-	VCVTPD2PS     Z7, Y4
-	VCVTPD2PS     Z8, Y3
-	VINSERTF64X4  $0x01, Y3, Z4, Z4
-	VMULPS        320(AX), Z2, Z2
-	VCMPPS        $0x00, Z2, Z0, K1
-	VPXORD        Z4, Z4, K1, Z4
-	VMOVDQU32     pattern7f800000<>+0(SB), Z2
-	VPANDD        Z2, Z4, Z9
-	VPCMPEQD      Z2, Z9, K1
-	VPXORD        Z4, Z4, K1, Z4
-	VMOVDQU32     Z4, 2048(DX)(R10*4)
-	VMOVDQU32     (SI)(R10*4), Z2
-	VPSUBD        Z4, Z2, Z2
-	VPADDD        pattern00000001<>+0(SB), Z2, Z2
-	VPMINUD       pattern00000003<>+0(SB), Z2, Z2
-	VPTESTMD      pattern00000001<>+0(SB), Z2, K1
-	KMOVW         K1, 96(R9)(R15*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z2, K1
-	KMOVW         K1, 128(R9)(R15*1)
-	VSQRTPS       Z0, Z0
-	VMOVUPS       384(AX), Z2
-	VFMADD213PS   448(AX), Z2, Z0
-	VDIVPS        Z0, Z6, Z0
-	VMOVAPS       Z1, Z2
-	VFMADD231PS   512(AX), Z1, Z2
-	VFMADD231PS   576(AX), Z0, Z2
-	VCVTPS2PD     Y2, Z6
-	VEXTRACTF64X4 $0x01, Z2, Y7
-	VCVTPS2PD     Y7, Z7
-	VCVTPS2PD     Y0, Z8
-	VEXTRACTF64X4 $0x01, Z0, Y9
-	VCVTPS2PD     Y9, Z9
-	VFNMADD231PD  (CX), Z8, Z6
-	VMULPD        64(CX), Z6, Z6
-	VFNMADD231PD  (CX), Z9, Z7
-	VMULPD        64(CX), Z7, Z7
-	VCVTPD2PS     Z6, Y5
-	VCVTPD2PS     Z7, Y3
-	VINSERTF64X4  $0x01, Y3, Z5, Z5
-	VMULPS        576(AX), Z0, Z0
-	VCMPPS        $0x00, Z0, Z2, K1
-	VPXORD        Z5, Z5, K1, Z5
-	VMOVDQU32     pattern7f800000<>+0(SB), Z0
-	VPANDD        Z0, Z5, Z8
-	VPCMPEQD      Z0, Z8, K1
-	VPXORD        Z5, Z5, K1, Z5
-	VMOVDQU32     Z5, (DX)(R10*4)
-	VMOVDQU32     Z1, Z0
-	VPSUBD        Z5, Z0, Z0
-	VPADDD        pattern00000001<>+0(SB), Z0, Z0
-	VPMINUD       pattern00000003<>+0(SB), Z0, Z0
-	VPTESTMD      pattern00000001<>+0(SB), Z0, K1
-	KMOVW         K1, 160(R9)(R15*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z0, K1
-	KMOVW         K1, 192(R9)(R15*1)
-	ADDQ          $0x00000010, R10
-	ADDQ          $0x00000010, R13
+	PREFETCHT0    (R10)(R12*2)
+	PREFETCHT0    (BX)(R12*4)
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    (DI)(R12*2)
+	PREFETCHT0    (R8)(R12*2)
+	MOVQ          AX, R14
+	SHRQ          $0x03, R14
+	VCVTPH2PS     (R10)(AX*2), Z16
+	VPMOVZXWD     (DI)(AX*2), Z17
+	VPSLLD        $0x10, Z17, Z17
+	VPMOVSXWD     (R8)(AX*2), Z18
+	VPADDD        Z18, Z17, Z17
+	VMULPS        Z6, Z16, Z16
+	VFMADD231PS   Z7, Z17, Z16
+	VMULPS        Z16, Z16, Z18
+	VMOVUPS       (BX)(AX*4), Z20
+	VMULPS        Z8, Z20, Z19
+	VFMADD231PS   Z9, Z16, Z19
+	VMULPS        Z9, Z16, Z22
+	VMOVAPS       Z19, Z21
+	VFNMADD231PS  Z9, Z16, Z21
+	VMOVDQU32     64(CX), Z16
+	VCMPPS        $0x04, Z22, Z19, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, 1024(DX)(AX*4)
+	VPSUBD        Z16, Z20, Z16
+	VPADDD        Z2, Z16, Z16
+	VPMINUD       Z4, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, (R9)(R14*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 32(R9)(R14*1)
+	VPTESTMD      Z3, Z16, K1
+	KMOVW         K1, 64(R9)(R14*1)
+	VMOVUPS       (SI)(AX*4), Z20
+	VMULPS        Z10, Z20, Z16
+	VFMADD231PS   Z11, Z18, Z16
+	VMULPS        Z11, Z18, Z22
+	VMOVAPS       Z16, Z21
+	VFNMADD231PS  Z11, Z18, Z21
+	VMOVDQU32     128(CX), Z18
+	VCMPPS        $0x04, Z22, Z16, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z18
+	VFIXUPIMMPS   $0x00, Z5, Z18, Z18
+	VMOVDQU32     Z18, 2048(DX)(AX*4)
+	VPSUBD        Z18, Z20, Z18
+	VPADDD        Z0, Z18, Z18
+	VPMINUD       Z2, Z18, Z18
+	VPTESTMD      Z0, Z18, K1
+	KMOVW         K1, 96(R9)(R14*1)
+	VPTESTMD      Z1, Z18, K1
+	KMOVW         K1, 128(R9)(R14*1)
+	VSQRTPS       Z16, Z16
+	VMOVUPS       Z12, Z18
+	VFMADD213PS   Z13, Z18, Z16
+	VDIVPS        Z16, Z19, Z16
+	VMOVAPS       Z17, Z18
+	VFMADD231PS   Z14, Z17, Z18
+	VFMADD231PS   Z15, Z16, Z18
+	VMULPS        Z15, Z16, Z20
+	VMOVAPS       Z18, Z19
+	VFNMADD231PS  Z15, Z16, Z19
+	VMOVDQU32     (CX), Z16
+	VCMPPS        $0x04, Z20, Z18, K1
+	VFMADD213PS.Z Z19, Z19, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, (DX)(AX*4)
+	VPSUBD        Z16, Z17, Z16
+	VPADDD        Z0, Z16, Z16
+	VPMINUD       Z2, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, 160(R9)(R14*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 192(R9)(R14*1)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R12
 
 check5237:
-	CMPQ R10, R14
+	CMPQ AX, R13
 	JB   next5236
-	MOVQ R10, R13
-	CMPQ R14, R12
-	MOVQ R12, R14
+	MOVQ AX, R12
+	CMPQ R13, R11
+	MOVQ R11, R13
 	JB   next5236
 	JMP  done5233
 
 fp325232:
-	XORQ R10, R10
-	LEAQ 192(R10), R13
-	MOVQ R12, R14
+	XORQ AX, AX
+	LEAQ 192(AX), R12
+	MOVQ R11, R13
 	JMP  check5239
 
 next5238:
-	PREFETCHT0    (R11)(R13*4)
-	PREFETCHT0    (BX)(R13*4)
-	PREFETCHT0    (SI)(R13*4)
-	PREFETCHT0    (DI)(R13*2)
-	PREFETCHT0    (R8)(R13*2)
-	MOVQ          R10, R15
-	SHRQ          $0x03, R15
-	VMOVUPS       (R11)(R10*4), Z0
-	VPMOVZXWD     (DI)(R10*2), Z1
-	VPSLLD        $0x10, Z1, Z1
-	VPMOVSXWD     (R8)(R10*2), Z2
-	VPADDD        Z2, Z1, Z1
-	VMULPS        (AX), Z0, Z0
-	VFMADD231PS   64(AX), Z1, Z0
-	VMULPS        Z0, Z0, Z2
-	VMOVUPS       128(AX), Z6
-	VMULPS        (BX)(R10*4), Z6, Z6
-	VFMADD231PS   192(AX), Z0, Z6
-	VCVTPS2PD     Y6, Z7
-	VEXTRACTF64X4 $0x01, Z6, Y8
-	VCVTPS2PD     Y8, Z8
-	VCVTPS2PD     Y0, Z9
-	VEXTRACTF64X4 $0x01, Z0, Y10
-	VCVTPS2PD     Y10, Z10
-	VFNMADD231PD  128(CX), Z9, Z7
-	VMULPD        192(CX), Z7, Z7
-	VFNMADD231PD  128(CX), Z10, Z8
-	VMULPD        192(CX), Z8, Z8
-	VCVTPD2PS     Z7, Y3
-	VCVTPD2PS     Z8, Y4
-	VINSERTF64X4  $0x01, Y4, Z3, Z3
-	VMULPS        192(AX), Z0, Z0
-	VCMPPS        $0x00, Z0, Z6, K1
-	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     pattern7f800000<>+0(SB), Z0
-	VPANDD        Z0, Z3, Z9
-	VPCMPEQD      Z0, Z9, K1
-	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     Z3, 1024(DX)(R10*4)
-	VMOVDQU32     (BX)(R10*4), Z0
-	VPSUBD        Z3, Z0, Z0
-	VPADDD        pattern00000003<>+0(SB), Z0, Z0
-	VPMINUD       pattern00000007<>+0(SB), Z0, Z0
-	VPTESTMD      pattern00000001<>+0(SB), Z0, K1
-	KMOVW         K1, (R9)(R15*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z0, K1
-	KMOVW         K1, 32(R9)(R15*1)
-	VPTESTMD      pattern00000004<>+0(SB), Z0, K1
-	KMOVW         K1, 64(R9)(R15*1)
-	VMOVUPS       256(AX), Z0
-	VMULPS        (SI)(R10*4), Z0, Z0
-	VFMADD231PS   320(AX), Z2, Z0
-	VCVTPS2PD     Y0, Z7
-	VEXTRACTF64X4 $0x01, Z0, Y8
-	VCVTPS2PD     Y8, Z8
-	VCVTPS2PD     Y2, Z9
-	VEXTRACTF64X4 $0x01, Z2, Y10
-	VCVTPS2PD     Y10, Z10
-	VFNMADD231PD  256(CX), Z9, Z7
-	VMULPD        320(CX), Z7, Z7
-	VFNMADD231PD  256(CX), Z10, Z8
-	VMULPD        320(CX), Z8, Z8
-	VCVTPD2PS     Z7, Y4
-	VCVTPD2PS     Z8, Y3
-	VINSERTF64X4  $0x01, Y3, Z4, Z4
-	VMULPS        320(AX), Z2, Z2
-	VCMPPS        $0x00, Z2, Z0, K1
-	VPXORD        Z4, Z4, K1, Z4
-	VMOVDQU32     pattern7f800000<>+0(SB), Z2
-	VPANDD        Z2, Z4, Z9
-	VPCMPEQD      Z2, Z9, K1
-	VPXORD        Z4, Z4, K1, Z4
-	VMOVDQU32     Z4, 2048(DX)(R10*4)
-	VMOVDQU32     (SI)(R10*4), Z2
-	VPSUBD        Z4, Z2, Z2
-	VPADDD        pattern00000001<>+0(SB), Z2, Z2
-	VPMINUD       pattern00000003<>+0(SB), Z2, Z2
-	VPTESTMD      pattern00000001<>+0(SB), Z2, K1
-	KMOVW         K1, 96(R9)(R15*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z2, K1
-	KMOVW         K1, 128(R9)(R15*1)
-	VSQRTPS       Z0, Z0
-	VMOVUPS       384(AX), Z2
-	VFMADD213PS   448(AX), Z2, Z0
-	VDIVPS        Z0, Z6, Z0
-	VMOVAPS       Z1, Z2
-	VFMADD231PS   512(AX), Z1, Z2
-	VFMADD231PS   576(AX), Z0, Z2
-	VCVTPS2PD     Y2, Z6
-	VEXTRACTF64X4 $0x01, Z2, Y7
-	VCVTPS2PD     Y7, Z7
-	VCVTPS2PD     Y0, Z8
-	VEXTRACTF64X4 $0x01, Z0, Y9
-	VCVTPS2PD     Y9, Z9
-	VFNMADD231PD  (CX), Z8, Z6
-	VMULPD        64(CX), Z6, Z6
-	VFNMADD231PD  (CX), Z9, Z7
-	VMULPD        64(CX), Z7, Z7
-	VCVTPD2PS     Z6, Y5
-	VCVTPD2PS     Z7, Y3
-	VINSERTF64X4  $0x01, Y3, Z5, Z5
-	VMULPS        576(AX), Z0, Z0
-	VCMPPS        $0x00, Z0, Z2, K1
-	VPXORD        Z5, Z5, K1, Z5
-	VMOVDQU32     pattern7f800000<>+0(SB), Z0
-	VPANDD        Z0, Z5, Z8
-	VPCMPEQD      Z0, Z8, K1
-	VPXORD        Z5, Z5, K1, Z5
-	VMOVDQU32     Z5, (DX)(R10*4)
-	VMOVDQU32     Z1, Z0
-	VPSUBD        Z5, Z0, Z0
-	VPADDD        pattern00000001<>+0(SB), Z0, Z0
-	VPMINUD       pattern00000003<>+0(SB), Z0, Z0
-	VPTESTMD      pattern00000001<>+0(SB), Z0, K1
-	KMOVW         K1, 160(R9)(R15*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z0, K1
-	KMOVW         K1, 192(R9)(R15*1)
-	ADDQ          $0x00000010, R10
-	ADDQ          $0x00000010, R13
+	PREFETCHT0    (R10)(R12*4)
+	PREFETCHT0    (BX)(R12*4)
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    (DI)(R12*2)
+	PREFETCHT0    (R8)(R12*2)
+	MOVQ          AX, R14
+	SHRQ          $0x03, R14
+	VMOVUPS       (R10)(AX*4), Z16
+	VPMOVZXWD     (DI)(AX*2), Z17
+	VPSLLD        $0x10, Z17, Z17
+	VPMOVSXWD     (R8)(AX*2), Z18
+	VPADDD        Z18, Z17, Z17
+	VMULPS        Z6, Z16, Z16
+	VFMADD231PS   Z7, Z17, Z16
+	VMULPS        Z16, Z16, Z18
+	VMOVUPS       (BX)(AX*4), Z20
+	VMULPS        Z8, Z20, Z19
+	VFMADD231PS   Z9, Z16, Z19
+	VMULPS        Z9, Z16, Z22
+	VMOVAPS       Z19, Z21
+	VFNMADD231PS  Z9, Z16, Z21
+	VMOVDQU32     64(CX), Z16
+	VCMPPS        $0x04, Z22, Z19, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, 1024(DX)(AX*4)
+	VPSUBD        Z16, Z20, Z16
+	VPADDD        Z2, Z16, Z16
+	VPMINUD       Z4, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, (R9)(R14*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 32(R9)(R14*1)
+	VPTESTMD      Z3, Z16, K1
+	KMOVW         K1, 64(R9)(R14*1)
+	VMOVUPS       (SI)(AX*4), Z20
+	VMULPS        Z10, Z20, Z16
+	VFMADD231PS   Z11, Z18, Z16
+	VMULPS        Z11, Z18, Z22
+	VMOVAPS       Z16, Z21
+	VFNMADD231PS  Z11, Z18, Z21
+	VMOVDQU32     128(CX), Z18
+	VCMPPS        $0x04, Z22, Z16, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z18
+	VFIXUPIMMPS   $0x00, Z5, Z18, Z18
+	VMOVDQU32     Z18, 2048(DX)(AX*4)
+	VPSUBD        Z18, Z20, Z18
+	VPADDD        Z0, Z18, Z18
+	VPMINUD       Z2, Z18, Z18
+	VPTESTMD      Z0, Z18, K1
+	KMOVW         K1, 96(R9)(R14*1)
+	VPTESTMD      Z1, Z18, K1
+	KMOVW         K1, 128(R9)(R14*1)
+	VSQRTPS       Z16, Z16
+	VMOVUPS       Z12, Z18
+	VFMADD213PS   Z13, Z18, Z16
+	VDIVPS        Z16, Z19, Z16
+	VMOVAPS       Z17, Z18
+	VFMADD231PS   Z14, Z17, Z18
+	VFMADD231PS   Z15, Z16, Z18
+	VMULPS        Z15, Z16, Z20
+	VMOVAPS       Z18, Z19
+	VFNMADD231PS  Z15, Z16, Z19
+	VMOVDQU32     (CX), Z16
+	VCMPPS        $0x04, Z20, Z18, K1
+	VFMADD213PS.Z Z19, Z19, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, (DX)(AX*4)
+	VPSUBD        Z16, Z17, Z16
+	VPADDD        Z0, Z16, Z16
+	VPMINUD       Z2, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, 160(R9)(R14*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 192(R9)(R14*1)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R12
 
 check5239:
-	CMPQ R10, R14
+	CMPQ AX, R13
 	JB   next5238
-	MOVQ R10, R13
-	CMPQ R14, R12
-	MOVQ R12, R14
+	MOVQ AX, R12
+	CMPQ R13, R11
+	MOVQ R11, R13
 	JB   next5238
 
 done5233:
@@ -3362,87 +2766,83 @@ done5233:
 // func restoreMasterSplitAVX512(a *RetractionArguments)
 // Requires: AVX, AVX512F, MMX+, SSE
 TEXT ·restoreMasterSplitAVX512(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    104(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    56(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVQ    96(R9), R9
-	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
-	XORQ    R11, R11
-	LEAQ    192(R11), R12
-	MOVQ    R10, R13
-	JMP     check5241
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      104(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      72(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      48(DI), DI
+	MOVQ      a+0(FP), R8
+	MOVQ      56(R8), R8
+	MOVQ      a+0(FP), R9
+	MOVQ      96(R9), R9
+	VMOVDQU32 pattern00000001<>+0(SB), Z0
+	VMOVDQU32 pattern00000002<>+0(SB), Z1
+	VMOVDQU32 pattern00000003<>+0(SB), Z2
+	VMOVDQU32 pattern00000004<>+0(SB), Z2
+	VMOVDQU32 pattern00000007<>+0(SB), Z2
+	VMOVDQU32 pattern00880088<>+0(SB), Z2
+	VMOVDQU32 384(AX), Z3
+	VMOVDQU32 448(AX), Z4
+	VMOVDQU32 576(AX), Z5
+	MOVQ      a+0(FP), AX
+	MOVQ      8(AX), AX
+	XORQ      R10, R10
+	LEAQ      192(R10), R11
+	MOVQ      AX, R12
+	JMP       check5241
 
 next5240:
-	PREFETCHT0    (BX)(R12*4)
-	PREFETCHT0    (SI)(R12*4)
-	PREFETCHT0    (DI)(R12*2)
-	PREFETCHT0    (R8)(R12*2)
-	MOVQ          R11, R14
-	SHRQ          $0x03, R14
-	VPMOVZXWD     (DI)(R11*2), Z0
-	VPSLLD        $0x10, Z0, Z0
-	VPMOVSXWD     (R8)(R11*2), Z1
-	VPADDD        Z1, Z0, Z0
-	VMOVUPS       (BX)(R11*4), Z1
-	VMOVUPS       (SI)(R11*4), Z3
-	VSQRTPS       Z3, Z3
-	VMOVUPS       384(AX), Z4
-	VFMADD213PS   448(AX), Z4, Z3
-	VDIVPS        Z3, Z1, Z3
-	VCVTPS2PD     Y0, Z1
-	VEXTRACTF64X4 $0x01, Z0, Y4
-	VCVTPS2PD     Y4, Z4
-	VCVTPS2PD     Y3, Z5
-	VEXTRACTF64X4 $0x01, Z3, Y6
-	VCVTPS2PD     Y6, Z6
-	VFNMADD231PD  (CX), Z5, Z1
-	VMULPD        64(CX), Z1, Z1
-	VFNMADD231PD  (CX), Z6, Z4
-	VMULPD        64(CX), Z4, Z4
-	VCVTPD2PS     Z1, Y2
-	VCVTPD2PS     Z4, Y1
-	VINSERTF64X4  $0x01, Y1, Z2, Z2
-	VMULPS        576(AX), Z3, Z1
-	VCMPPS        $0x00, Z1, Z0, K1
-	VPXORD        Z2, Z2, K1, Z2
-	VMOVDQU32     pattern7f800000<>+0(SB), Z1
-	VPANDD        Z1, Z2, Z5
-	VPCMPEQD      Z1, Z5, K1
-	VPXORD        Z2, Z2, K1, Z2
-	VMOVDQU32     pattern00000001<>+0(SB), Z0
-	VPSUBD        Z0, Z2, Z0
-	KMOVW         160(R9)(R14*1), K1
-	VPADDD        pattern00000001<>+0(SB), Z0, K1, Z0
-	KMOVW         192(R9)(R14*1), K1
-	VPADDD        pattern00000002<>+0(SB), Z0, K1, Z0
-	VMOVDQU32     Z0, (DX)(R11*4)
+	PREFETCHT0    (BX)(R11*4)
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (DI)(R11*2)
+	PREFETCHT0    (R8)(R11*2)
+	MOVQ          R10, R13
+	SHRQ          $0x03, R13
+	VPMOVZXWD     (DI)(R10*2), Z6
+	VPSLLD        $0x10, Z6, Z6
+	VPMOVSXWD     (R8)(R10*2), Z7
+	VPADDD        Z7, Z6, Z6
+	VMOVUPS       (BX)(R10*4), Z7
+	VMOVUPS       (SI)(R10*4), Z8
+	VSQRTPS       Z8, Z8
+	VMOVUPS       Z3, Z9
+	VFMADD213PS   Z4, Z9, Z8
+	VDIVPS        Z8, Z7, Z8
+	VMULPS        Z5, Z8, Z9
+	VMOVAPS       Z6, Z7
+	VFNMADD231PS  Z5, Z8, Z7
+	VMOVDQU32     (CX), Z8
+	VCMPPS        $0x04, Z9, Z6, K1
+	VFMADD213PS.Z Z7, Z7, K1, Z8
+	VFIXUPIMMPS   $0x00, Z2, Z8, Z8
+	VMOVDQU32     Z0, Z6
+	VPSUBD        Z6, Z8, Z6
+	KMOVW         160(R9)(R13*1), K1
+	VPADDD        Z0, Z6, K1, Z6
+	KMOVW         192(R9)(R13*1), K1
+	VPADDD        Z1, Z6, K1, Z6
+	VMOVDQU32     Z6, (DX)(R10*4)
+	ADDQ          $0x00000010, R10
 	ADDQ          $0x00000010, R11
-	ADDQ          $0x00000010, R12
 
 check5241:
-	CMPQ    R11, R13
+	CMPQ    R10, R12
 	JB      next5240
-	MOVQ    R11, R12
-	CMPQ    R13, R10
-	MOVQ    R10, R13
+	MOVQ    R10, R11
+	CMPQ    R12, AX
+	MOVQ    AX, R12
 	JB      next5240
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3527,427 +2927,317 @@ check5243:
 // func foreseeFP32AVX512(a *RetractionArguments)
 // Requires: AVX, AVX512F, MMX+, SSE
 TEXT ·foreseeFP32AVX512(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    104(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVQ    24(R9), R9
-	MOVQ    a+0(FP), R10
-	MOVQ    88(R10), R10
-	MOVQ    a+0(FP), R11
-	MOVQ    8(R11), R11
-	CMPQ    R9, $0x01
-	JE      fp165246
-	JA      fp325247
-	XORQ    R9, R9
-	LEAQ    192(R9), R12
-	MOVQ    R11, R13
-	JMP     check5250
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      104(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      72(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      64(DI), DI
+	MOVQ      a+0(FP), R8
+	MOVQ      96(R8), R8
+	VMOVDQU32 pattern00000001<>+0(SB), Z0
+	VMOVDQU32 pattern00000002<>+0(SB), Z1
+	VMOVDQU32 pattern00000003<>+0(SB), Z2
+	VMOVDQU32 pattern00000004<>+0(SB), Z3
+	VMOVDQU32 pattern00000007<>+0(SB), Z4
+	VMOVDQU32 pattern00880088<>+0(SB), Z5
+	VMOVDQU32 (AX), Z6
+	VMOVDQU32 64(AX), Z7
+	VMOVDQU32 128(AX), Z8
+	VMOVDQU32 192(AX), Z9
+	VMOVDQU32 256(AX), Z10
+	VMOVDQU32 320(AX), Z11
+	VMOVDQU32 384(AX), Z12
+	VMOVDQU32 448(AX), Z13
+	VMOVDQU32 512(AX), Z14
+	VMOVDQU32 576(AX), Z15
+	MOVQ      a+0(FP), AX
+	MOVQ      24(AX), AX
+	MOVQ      a+0(FP), R9
+	MOVQ      88(R9), R9
+	MOVQ      a+0(FP), R10
+	MOVQ      8(R10), R10
+	CMPQ      AX, $0x01
+	JE        fp165246
+	JA        fp325247
+	XORQ      AX, AX
+	LEAQ      192(AX), R11
+	MOVQ      R10, R12
+	JMP       check5250
 
 next5249:
-	PREFETCHT0    (R10)(R12*2)
-	PREFETCHT0    (BX)(R12*4)
-	PREFETCHT0    (SI)(R12*4)
-	PREFETCHT0    (DI)(R12*4)
-	MOVQ          R9, R14
-	SHRQ          $0x03, R14
-	VPMOVZXWD     (R10)(R9*2), Z0
-	VPSLLD        $0x10, Z0, Z0
-	VMOVUPS       (DI)(R9*4), Z1
-	VMULPS        (AX), Z0, Z0
-	VFMADD231PS   64(AX), Z1, Z0
-	VMULPS        Z0, Z0, Z2
-	VMOVUPS       128(AX), Z3
-	VMULPS        (BX)(R9*4), Z3, Z3
-	VFMADD231PS   192(AX), Z0, Z3
-	VCVTPS2PD     Y3, Z4
-	VEXTRACTF64X4 $0x01, Z3, Y5
-	VCVTPS2PD     Y5, Z5
-	VCVTPS2PD     Y0, Z6
-	VEXTRACTF64X4 $0x01, Z0, Y7
-	VCVTPS2PD     Y7, Z7
-	VFNMADD231PD  128(CX), Z6, Z4
-	VMULPD        192(CX), Z4, Z4
-	VFNMADD231PD  128(CX), Z7, Z5
-	VMULPD        192(CX), Z5, Z5
-	VCVTPD2PS     Z4, Y8
-	VCVTPD2PS     Z5, Y4
-	VINSERTF64X4  $0x01, Y4, Z8, Z8
-	VMULPS        192(AX), Z0, Z0
-	VCMPPS        $0x00, Z0, Z3, K1
-	VPXORD        Z8, Z8, K1, Z8
-	VMOVDQU32     pattern7f800000<>+0(SB), Z0
-	VPANDD        Z0, Z8, Z6
-	VPCMPEQD      Z0, Z6, K1
-	VPXORD        Z8, Z8, K1, Z8
-	VMOVDQU32     Z8, 1024(DX)(R9*4)
-	VMOVDQU32     (BX)(R9*4), Z0
-	VPSUBD        Z8, Z0, Z0
-	VPADDD        pattern00000003<>+0(SB), Z0, Z0
-	VPMINUD       pattern00000007<>+0(SB), Z0, Z0
-	VPTESTMD      pattern00000001<>+0(SB), Z0, K1
-	KMOVW         K1, (R8)(R14*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z0, K1
-	KMOVW         K1, 32(R8)(R14*1)
-	VPTESTMD      pattern00000004<>+0(SB), Z0, K1
-	KMOVW         K1, 64(R8)(R14*1)
-	VMOVUPS       256(AX), Z0
-	VMULPS        (SI)(R9*4), Z0, Z0
-	VFMADD231PS   320(AX), Z2, Z0
-	VCVTPS2PD     Y0, Z4
-	VEXTRACTF64X4 $0x01, Z0, Y5
-	VCVTPS2PD     Y5, Z5
-	VCVTPS2PD     Y2, Z6
-	VEXTRACTF64X4 $0x01, Z2, Y7
-	VCVTPS2PD     Y7, Z7
-	VFNMADD231PD  256(CX), Z6, Z4
-	VMULPD        320(CX), Z4, Z4
-	VFNMADD231PD  256(CX), Z7, Z5
-	VMULPD        320(CX), Z5, Z5
-	VCVTPD2PS     Z4, Y9
-	VCVTPD2PS     Z5, Y4
-	VINSERTF64X4  $0x01, Y4, Z9, Z9
-	VMULPS        320(AX), Z2, Z2
-	VCMPPS        $0x00, Z2, Z0, K1
-	VPXORD        Z9, Z9, K1, Z9
-	VMOVDQU32     pattern7f800000<>+0(SB), Z2
-	VPANDD        Z2, Z9, Z6
-	VPCMPEQD      Z2, Z6, K1
-	VPXORD        Z9, Z9, K1, Z9
-	VMOVDQU32     Z9, 2048(DX)(R9*4)
-	VMOVDQU32     (SI)(R9*4), Z2
-	VPSUBD        Z9, Z2, Z2
-	VPADDD        pattern00000001<>+0(SB), Z2, Z2
-	VPMINUD       pattern00000003<>+0(SB), Z2, Z2
-	VPTESTMD      pattern00000001<>+0(SB), Z2, K1
-	KMOVW         K1, 96(R8)(R14*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z2, K1
-	KMOVW         K1, 128(R8)(R14*1)
-	VSQRTPS       Z0, Z0
-	VMOVUPS       384(AX), Z2
-	VFMADD213PS   448(AX), Z2, Z0
-	VDIVPS        Z0, Z3, Z0
-	VMOVAPS       Z1, Z2
-	VFMADD231PS   512(AX), Z1, Z2
-	VFMADD231PS   576(AX), Z0, Z2
-	VCVTPS2PD     Y2, Z3
-	VEXTRACTF64X4 $0x01, Z2, Y4
-	VCVTPS2PD     Y4, Z4
-	VCVTPS2PD     Y0, Z5
-	VEXTRACTF64X4 $0x01, Z0, Y6
-	VCVTPS2PD     Y6, Z6
-	VFNMADD231PD  (CX), Z5, Z3
-	VMULPD        64(CX), Z3, Z3
-	VFNMADD231PD  (CX), Z6, Z4
-	VMULPD        64(CX), Z4, Z4
-	VCVTPD2PS     Z3, Y10
-	VCVTPD2PS     Z4, Y3
-	VINSERTF64X4  $0x01, Y3, Z10, Z10
-	VMULPS        576(AX), Z0, Z0
-	VCMPPS        $0x00, Z0, Z2, K1
-	VPXORD        Z10, Z10, K1, Z10
-	VMOVDQU32     pattern7f800000<>+0(SB), Z0
-	VPANDD        Z0, Z10, Z5
-	VPCMPEQD      Z0, Z5, K1
-	VPXORD        Z10, Z10, K1, Z10
-	VMOVDQU32     Z10, (DX)(R9*4)
-	VMOVDQU32     Z1, Z0
-	VPSUBD        Z10, Z0, Z0
-	VPADDD        pattern00000001<>+0(SB), Z0, Z0
-	VPMINUD       pattern00000003<>+0(SB), Z0, Z0
-	VPTESTMD      pattern00000001<>+0(SB), Z0, K1
-	KMOVW         K1, 160(R8)(R14*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z0, K1
-	KMOVW         K1, 192(R8)(R14*1)
-	ADDQ          $0x00000010, R9
-	ADDQ          $0x00000010, R12
+	PREFETCHT0    (R9)(R11*2)
+	PREFETCHT0    (BX)(R11*4)
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (DI)(R11*4)
+	MOVQ          AX, R13
+	SHRQ          $0x03, R13
+	VPMOVZXWD     (R9)(AX*2), Z16
+	VPSLLD        $0x10, Z16, Z16
+	VMOVUPS       (DI)(AX*4), Z17
+	VMULPS        Z6, Z16, Z16
+	VFMADD231PS   Z7, Z17, Z16
+	VMULPS        Z16, Z16, Z18
+	VMOVUPS       (BX)(AX*4), Z20
+	VMULPS        Z8, Z20, Z19
+	VFMADD231PS   Z9, Z16, Z19
+	VMULPS        Z9, Z16, Z22
+	VMOVAPS       Z19, Z21
+	VFNMADD231PS  Z9, Z16, Z21
+	VMOVDQU32     64(CX), Z16
+	VCMPPS        $0x04, Z22, Z19, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, 1024(DX)(AX*4)
+	VPSUBD        Z16, Z20, Z16
+	VPADDD        Z2, Z16, Z16
+	VPMINUD       Z4, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, (R8)(R13*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 32(R8)(R13*1)
+	VPTESTMD      Z3, Z16, K1
+	KMOVW         K1, 64(R8)(R13*1)
+	VMOVUPS       (SI)(AX*4), Z20
+	VMULPS        Z10, Z20, Z16
+	VFMADD231PS   Z11, Z18, Z16
+	VMULPS        Z11, Z18, Z22
+	VMOVAPS       Z16, Z21
+	VFNMADD231PS  Z11, Z18, Z21
+	VMOVDQU32     128(CX), Z18
+	VCMPPS        $0x04, Z22, Z16, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z18
+	VFIXUPIMMPS   $0x00, Z5, Z18, Z18
+	VMOVDQU32     Z18, 2048(DX)(AX*4)
+	VPSUBD        Z18, Z20, Z18
+	VPADDD        Z0, Z18, Z18
+	VPMINUD       Z2, Z18, Z18
+	VPTESTMD      Z0, Z18, K1
+	KMOVW         K1, 96(R8)(R13*1)
+	VPTESTMD      Z1, Z18, K1
+	KMOVW         K1, 128(R8)(R13*1)
+	VSQRTPS       Z16, Z16
+	VMOVUPS       Z12, Z18
+	VFMADD213PS   Z13, Z18, Z16
+	VDIVPS        Z16, Z19, Z16
+	VMOVAPS       Z17, Z18
+	VFMADD231PS   Z14, Z17, Z18
+	VFMADD231PS   Z15, Z16, Z18
+	VMULPS        Z15, Z16, Z20
+	VMOVAPS       Z18, Z19
+	VFNMADD231PS  Z15, Z16, Z19
+	VMOVDQU32     (CX), Z16
+	VCMPPS        $0x04, Z20, Z18, K1
+	VFMADD213PS.Z Z19, Z19, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, (DX)(AX*4)
+	VPSUBD        Z16, Z17, Z16
+	VPADDD        Z0, Z16, Z16
+	VPMINUD       Z2, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, 160(R8)(R13*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 192(R8)(R13*1)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R11
 
 check5250:
-	CMPQ R9, R13
+	CMPQ AX, R12
 	JB   next5249
-	MOVQ R9, R12
-	CMPQ R13, R11
-	MOVQ R11, R13
+	MOVQ AX, R11
+	CMPQ R12, R10
+	MOVQ R10, R12
 	JB   next5249
 	JMP  done5248
 
 fp165246:
-	XORQ R9, R9
-	LEAQ 192(R9), R12
-	MOVQ R11, R13
+	XORQ AX, AX
+	LEAQ 192(AX), R11
+	MOVQ R10, R12
 	JMP  check5252
 
 next5251:
-	PREFETCHT0    (R10)(R12*2)
-	PREFETCHT0    (BX)(R12*4)
-	PREFETCHT0    (SI)(R12*4)
-	PREFETCHT0    (DI)(R12*4)
-	MOVQ          R9, R14
-	SHRQ          $0x03, R14
-	VCVTPH2PS     (R10)(R9*2), Z0
-	VMOVUPS       (DI)(R9*4), Z1
-	VMULPS        (AX), Z0, Z0
-	VFMADD231PS   64(AX), Z1, Z0
-	VMULPS        Z0, Z0, Z2
-	VMOVUPS       128(AX), Z3
-	VMULPS        (BX)(R9*4), Z3, Z3
-	VFMADD231PS   192(AX), Z0, Z3
-	VCVTPS2PD     Y3, Z4
-	VEXTRACTF64X4 $0x01, Z3, Y5
-	VCVTPS2PD     Y5, Z5
-	VCVTPS2PD     Y0, Z6
-	VEXTRACTF64X4 $0x01, Z0, Y7
-	VCVTPS2PD     Y7, Z7
-	VFNMADD231PD  128(CX), Z6, Z4
-	VMULPD        192(CX), Z4, Z4
-	VFNMADD231PD  128(CX), Z7, Z5
-	VMULPD        192(CX), Z5, Z5
-	VCVTPD2PS     Z4, Y8
-	VCVTPD2PS     Z5, Y4
-	VINSERTF64X4  $0x01, Y4, Z8, Z8
-	VMULPS        192(AX), Z0, Z0
-	VCMPPS        $0x00, Z0, Z3, K1
-	VPXORD        Z8, Z8, K1, Z8
-	VMOVDQU32     pattern7f800000<>+0(SB), Z0
-	VPANDD        Z0, Z8, Z6
-	VPCMPEQD      Z0, Z6, K1
-	VPXORD        Z8, Z8, K1, Z8
-	VMOVDQU32     Z8, 1024(DX)(R9*4)
-	VMOVDQU32     (BX)(R9*4), Z0
-	VPSUBD        Z8, Z0, Z0
-	VPADDD        pattern00000003<>+0(SB), Z0, Z0
-	VPMINUD       pattern00000007<>+0(SB), Z0, Z0
-	VPTESTMD      pattern00000001<>+0(SB), Z0, K1
-	KMOVW         K1, (R8)(R14*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z0, K1
-	KMOVW         K1, 32(R8)(R14*1)
-	VPTESTMD      pattern00000004<>+0(SB), Z0, K1
-	KMOVW         K1, 64(R8)(R14*1)
-	VMOVUPS       256(AX), Z0
-	VMULPS        (SI)(R9*4), Z0, Z0
-	VFMADD231PS   320(AX), Z2, Z0
-	VCVTPS2PD     Y0, Z4
-	VEXTRACTF64X4 $0x01, Z0, Y5
-	VCVTPS2PD     Y5, Z5
-	VCVTPS2PD     Y2, Z6
-	VEXTRACTF64X4 $0x01, Z2, Y7
-	VCVTPS2PD     Y7, Z7
-	VFNMADD231PD  256(CX), Z6, Z4
-	VMULPD        320(CX), Z4, Z4
-	VFNMADD231PD  256(CX), Z7, Z5
-	VMULPD        320(CX), Z5, Z5
-	VCVTPD2PS     Z4, Y9
-	VCVTPD2PS     Z5, Y4
-	VINSERTF64X4  $0x01, Y4, Z9, Z9
-	VMULPS        320(AX), Z2, Z2
-	VCMPPS        $0x00, Z2, Z0, K1
-	VPXORD        Z9, Z9, K1, Z9
-	VMOVDQU32     pattern7f800000<>+0(SB), Z2
-	VPANDD        Z2, Z9, Z6
-	VPCMPEQD      Z2, Z6, K1
-	VPXORD        Z9, Z9, K1, Z9
-	VMOVDQU32     Z9, 2048(DX)(R9*4)
-	VMOVDQU32     (SI)(R9*4), Z2
-	VPSUBD        Z9, Z2, Z2
-	VPADDD        pattern00000001<>+0(SB), Z2, Z2
-	VPMINUD       pattern00000003<>+0(SB), Z2, Z2
-	VPTESTMD      pattern00000001<>+0(SB), Z2, K1
-	KMOVW         K1, 96(R8)(R14*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z2, K1
-	KMOVW         K1, 128(R8)(R14*1)
-	VSQRTPS       Z0, Z0
-	VMOVUPS       384(AX), Z2
-	VFMADD213PS   448(AX), Z2, Z0
-	VDIVPS        Z0, Z3, Z0
-	VMOVAPS       Z1, Z2
-	VFMADD231PS   512(AX), Z1, Z2
-	VFMADD231PS   576(AX), Z0, Z2
-	VCVTPS2PD     Y2, Z3
-	VEXTRACTF64X4 $0x01, Z2, Y4
-	VCVTPS2PD     Y4, Z4
-	VCVTPS2PD     Y0, Z5
-	VEXTRACTF64X4 $0x01, Z0, Y6
-	VCVTPS2PD     Y6, Z6
-	VFNMADD231PD  (CX), Z5, Z3
-	VMULPD        64(CX), Z3, Z3
-	VFNMADD231PD  (CX), Z6, Z4
-	VMULPD        64(CX), Z4, Z4
-	VCVTPD2PS     Z3, Y10
-	VCVTPD2PS     Z4, Y3
-	VINSERTF64X4  $0x01, Y3, Z10, Z10
-	VMULPS        576(AX), Z0, Z0
-	VCMPPS        $0x00, Z0, Z2, K1
-	VPXORD        Z10, Z10, K1, Z10
-	VMOVDQU32     pattern7f800000<>+0(SB), Z0
-	VPANDD        Z0, Z10, Z5
-	VPCMPEQD      Z0, Z5, K1
-	VPXORD        Z10, Z10, K1, Z10
-	VMOVDQU32     Z10, (DX)(R9*4)
-	VMOVDQU32     Z1, Z0
-	VPSUBD        Z10, Z0, Z0
-	VPADDD        pattern00000001<>+0(SB), Z0, Z0
-	VPMINUD       pattern00000003<>+0(SB), Z0, Z0
-	VPTESTMD      pattern00000001<>+0(SB), Z0, K1
-	KMOVW         K1, 160(R8)(R14*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z0, K1
-	KMOVW         K1, 192(R8)(R14*1)
-	ADDQ          $0x00000010, R9
-	ADDQ          $0x00000010, R12
+	PREFETCHT0    (R9)(R11*2)
+	PREFETCHT0    (BX)(R11*4)
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (DI)(R11*4)
+	MOVQ          AX, R13
+	SHRQ          $0x03, R13
+	VCVTPH2PS     (R9)(AX*2), Z16
+	VMOVUPS       (DI)(AX*4), Z17
+	VMULPS        Z6, Z16, Z16
+	VFMADD231PS   Z7, Z17, Z16
+	VMULPS        Z16, Z16, Z18
+	VMOVUPS       (BX)(AX*4), Z20
+	VMULPS        Z8, Z20, Z19
+	VFMADD231PS   Z9, Z16, Z19
+	VMULPS        Z9, Z16, Z22
+	VMOVAPS       Z19, Z21
+	VFNMADD231PS  Z9, Z16, Z21
+	VMOVDQU32     64(CX), Z16
+	VCMPPS        $0x04, Z22, Z19, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, 1024(DX)(AX*4)
+	VPSUBD        Z16, Z20, Z16
+	VPADDD        Z2, Z16, Z16
+	VPMINUD       Z4, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, (R8)(R13*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 32(R8)(R13*1)
+	VPTESTMD      Z3, Z16, K1
+	KMOVW         K1, 64(R8)(R13*1)
+	VMOVUPS       (SI)(AX*4), Z20
+	VMULPS        Z10, Z20, Z16
+	VFMADD231PS   Z11, Z18, Z16
+	VMULPS        Z11, Z18, Z22
+	VMOVAPS       Z16, Z21
+	VFNMADD231PS  Z11, Z18, Z21
+	VMOVDQU32     128(CX), Z18
+	VCMPPS        $0x04, Z22, Z16, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z18
+	VFIXUPIMMPS   $0x00, Z5, Z18, Z18
+	VMOVDQU32     Z18, 2048(DX)(AX*4)
+	VPSUBD        Z18, Z20, Z18
+	VPADDD        Z0, Z18, Z18
+	VPMINUD       Z2, Z18, Z18
+	VPTESTMD      Z0, Z18, K1
+	KMOVW         K1, 96(R8)(R13*1)
+	VPTESTMD      Z1, Z18, K1
+	KMOVW         K1, 128(R8)(R13*1)
+	VSQRTPS       Z16, Z16
+	VMOVUPS       Z12, Z18
+	VFMADD213PS   Z13, Z18, Z16
+	VDIVPS        Z16, Z19, Z16
+	VMOVAPS       Z17, Z18
+	VFMADD231PS   Z14, Z17, Z18
+	VFMADD231PS   Z15, Z16, Z18
+	VMULPS        Z15, Z16, Z20
+	VMOVAPS       Z18, Z19
+	VFNMADD231PS  Z15, Z16, Z19
+	VMOVDQU32     (CX), Z16
+	VCMPPS        $0x04, Z20, Z18, K1
+	VFMADD213PS.Z Z19, Z19, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, (DX)(AX*4)
+	VPSUBD        Z16, Z17, Z16
+	VPADDD        Z0, Z16, Z16
+	VPMINUD       Z2, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, 160(R8)(R13*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 192(R8)(R13*1)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R11
 
 check5252:
-	CMPQ R9, R13
+	CMPQ AX, R12
 	JB   next5251
-	MOVQ R9, R12
-	CMPQ R13, R11
-	MOVQ R11, R13
+	MOVQ AX, R11
+	CMPQ R12, R10
+	MOVQ R10, R12
 	JB   next5251
 	JMP  done5248
 
 fp325247:
-	XORQ R9, R9
-	LEAQ 192(R9), R12
-	MOVQ R11, R13
+	XORQ AX, AX
+	LEAQ 192(AX), R11
+	MOVQ R10, R12
 	JMP  check5254
 
 next5253:
-	PREFETCHT0    (R10)(R12*4)
-	PREFETCHT0    (BX)(R12*4)
-	PREFETCHT0    (SI)(R12*4)
-	PREFETCHT0    (DI)(R12*4)
-	MOVQ          R9, R14
-	SHRQ          $0x03, R14
-	VMOVUPS       (R10)(R9*4), Z0
-	VMOVUPS       (DI)(R9*4), Z1
-	VMULPS        (AX), Z0, Z0
-	VFMADD231PS   64(AX), Z1, Z0
-	VMULPS        Z0, Z0, Z2
-	VMOVUPS       128(AX), Z3
-	VMULPS        (BX)(R9*4), Z3, Z3
-	VFMADD231PS   192(AX), Z0, Z3
-	VCVTPS2PD     Y3, Z4
-	VEXTRACTF64X4 $0x01, Z3, Y5
-	VCVTPS2PD     Y5, Z5
-	VCVTPS2PD     Y0, Z6
-	VEXTRACTF64X4 $0x01, Z0, Y7
-	VCVTPS2PD     Y7, Z7
-	VFNMADD231PD  128(CX), Z6, Z4
-	VMULPD        192(CX), Z4, Z4
-	VFNMADD231PD  128(CX), Z7, Z5
-	VMULPD        192(CX), Z5, Z5
-	VCVTPD2PS     Z4, Y8
-	VCVTPD2PS     Z5, Y4
-	VINSERTF64X4  $0x01, Y4, Z8, Z8
-	VMULPS        192(AX), Z0, Z0
-	VCMPPS        $0x00, Z0, Z3, K1
-	VPXORD        Z8, Z8, K1, Z8
-	VMOVDQU32     pattern7f800000<>+0(SB), Z0
-	VPANDD        Z0, Z8, Z6
-	VPCMPEQD      Z0, Z6, K1
-	VPXORD        Z8, Z8, K1, Z8
-	VMOVDQU32     Z8, 1024(DX)(R9*4)
-	VMOVDQU32     (BX)(R9*4), Z0
-	VPSUBD        Z8, Z0, Z0
-	VPADDD        pattern00000003<>+0(SB), Z0, Z0
-	VPMINUD       pattern00000007<>+0(SB), Z0, Z0
-	VPTESTMD      pattern00000001<>+0(SB), Z0, K1
-	KMOVW         K1, (R8)(R14*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z0, K1
-	KMOVW         K1, 32(R8)(R14*1)
-	VPTESTMD      pattern00000004<>+0(SB), Z0, K1
-	KMOVW         K1, 64(R8)(R14*1)
-	VMOVUPS       256(AX), Z0
-	VMULPS        (SI)(R9*4), Z0, Z0
-	VFMADD231PS   320(AX), Z2, Z0
-	VCVTPS2PD     Y0, Z4
-	VEXTRACTF64X4 $0x01, Z0, Y5
-	VCVTPS2PD     Y5, Z5
-	VCVTPS2PD     Y2, Z6
-	VEXTRACTF64X4 $0x01, Z2, Y7
-	VCVTPS2PD     Y7, Z7
-	VFNMADD231PD  256(CX), Z6, Z4
-	VMULPD        320(CX), Z4, Z4
-	VFNMADD231PD  256(CX), Z7, Z5
-	VMULPD        320(CX), Z5, Z5
-	VCVTPD2PS     Z4, Y9
-	VCVTPD2PS     Z5, Y4
-	VINSERTF64X4  $0x01, Y4, Z9, Z9
-	VMULPS        320(AX), Z2, Z2
-	VCMPPS        $0x00, Z2, Z0, K1
-	VPXORD        Z9, Z9, K1, Z9
-	VMOVDQU32     pattern7f800000<>+0(SB), Z2
-	VPANDD        Z2, Z9, Z6
-	VPCMPEQD      Z2, Z6, K1
-	VPXORD        Z9, Z9, K1, Z9
-	VMOVDQU32     Z9, 2048(DX)(R9*4)
-	VMOVDQU32     (SI)(R9*4), Z2
-	VPSUBD        Z9, Z2, Z2
-	VPADDD        pattern00000001<>+0(SB), Z2, Z2
-	VPMINUD       pattern00000003<>+0(SB), Z2, Z2
-	VPTESTMD      pattern00000001<>+0(SB), Z2, K1
-	KMOVW         K1, 96(R8)(R14*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z2, K1
-	KMOVW         K1, 128(R8)(R14*1)
-	VSQRTPS       Z0, Z0
-	VMOVUPS       384(AX), Z2
-	VFMADD213PS   448(AX), Z2, Z0
-	VDIVPS        Z0, Z3, Z0
-	VMOVAPS       Z1, Z2
-	VFMADD231PS   512(AX), Z1, Z2
-	VFMADD231PS   576(AX), Z0, Z2
-	VCVTPS2PD     Y2, Z3
-	VEXTRACTF64X4 $0x01, Z2, Y4
-	VCVTPS2PD     Y4, Z4
-	VCVTPS2PD     Y0, Z5
-	VEXTRACTF64X4 $0x01, Z0, Y6
-	VCVTPS2PD     Y6, Z6
-	VFNMADD231PD  (CX), Z5, Z3
-	VMULPD        64(CX), Z3, Z3
-	VFNMADD231PD  (CX), Z6, Z4
-	VMULPD        64(CX), Z4, Z4
-	VCVTPD2PS     Z3, Y10
-	VCVTPD2PS     Z4, Y3
-	VINSERTF64X4  $0x01, Y3, Z10, Z10
-	VMULPS        576(AX), Z0, Z0
-	VCMPPS        $0x00, Z0, Z2, K1
-	VPXORD        Z10, Z10, K1, Z10
-	VMOVDQU32     pattern7f800000<>+0(SB), Z0
-	VPANDD        Z0, Z10, Z5
-	VPCMPEQD      Z0, Z5, K1
-	VPXORD        Z10, Z10, K1, Z10
-	VMOVDQU32     Z10, (DX)(R9*4)
-	VMOVDQU32     Z1, Z0
-	VPSUBD        Z10, Z0, Z0
-	VPADDD        pattern00000001<>+0(SB), Z0, Z0
-	VPMINUD       pattern00000003<>+0(SB), Z0, Z0
-	VPTESTMD      pattern00000001<>+0(SB), Z0, K1
-	KMOVW         K1, 160(R8)(R14*1)
-	VPTESTMD      pattern00000002<>+0(SB), Z0, K1
-	KMOVW         K1, 192(R8)(R14*1)
-	ADDQ          $0x00000010, R9
-	ADDQ          $0x00000010, R12
+	PREFETCHT0    (R9)(R11*4)
+	PREFETCHT0    (BX)(R11*4)
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (DI)(R11*4)
+	MOVQ          AX, R13
+	SHRQ          $0x03, R13
+	VMOVUPS       (R9)(AX*4), Z16
+	VMOVUPS       (DI)(AX*4), Z17
+	VMULPS        Z6, Z16, Z16
+	VFMADD231PS   Z7, Z17, Z16
+	VMULPS        Z16, Z16, Z18
+	VMOVUPS       (BX)(AX*4), Z20
+	VMULPS        Z8, Z20, Z19
+	VFMADD231PS   Z9, Z16, Z19
+	VMULPS        Z9, Z16, Z22
+	VMOVAPS       Z19, Z21
+	VFNMADD231PS  Z9, Z16, Z21
+	VMOVDQU32     64(CX), Z16
+	VCMPPS        $0x04, Z22, Z19, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, 1024(DX)(AX*4)
+	VPSUBD        Z16, Z20, Z16
+	VPADDD        Z2, Z16, Z16
+	VPMINUD       Z4, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, (R8)(R13*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 32(R8)(R13*1)
+	VPTESTMD      Z3, Z16, K1
+	KMOVW         K1, 64(R8)(R13*1)
+	VMOVUPS       (SI)(AX*4), Z20
+	VMULPS        Z10, Z20, Z16
+	VFMADD231PS   Z11, Z18, Z16
+	VMULPS        Z11, Z18, Z22
+	VMOVAPS       Z16, Z21
+	VFNMADD231PS  Z11, Z18, Z21
+	VMOVDQU32     128(CX), Z18
+	VCMPPS        $0x04, Z22, Z16, K1
+	VFMADD213PS.Z Z21, Z21, K1, Z18
+	VFIXUPIMMPS   $0x00, Z5, Z18, Z18
+	VMOVDQU32     Z18, 2048(DX)(AX*4)
+	VPSUBD        Z18, Z20, Z18
+	VPADDD        Z0, Z18, Z18
+	VPMINUD       Z2, Z18, Z18
+	VPTESTMD      Z0, Z18, K1
+	KMOVW         K1, 96(R8)(R13*1)
+	VPTESTMD      Z1, Z18, K1
+	KMOVW         K1, 128(R8)(R13*1)
+	VSQRTPS       Z16, Z16
+	VMOVUPS       Z12, Z18
+	VFMADD213PS   Z13, Z18, Z16
+	VDIVPS        Z16, Z19, Z16
+	VMOVAPS       Z17, Z18
+	VFMADD231PS   Z14, Z17, Z18
+	VFMADD231PS   Z15, Z16, Z18
+	VMULPS        Z15, Z16, Z20
+	VMOVAPS       Z18, Z19
+	VFNMADD231PS  Z15, Z16, Z19
+	VMOVDQU32     (CX), Z16
+	VCMPPS        $0x04, Z20, Z18, K1
+	VFMADD213PS.Z Z19, Z19, K1, Z16
+	VFIXUPIMMPS   $0x00, Z5, Z16, Z16
+	VMOVDQU32     Z16, (DX)(AX*4)
+	VPSUBD        Z16, Z17, Z16
+	VPADDD        Z0, Z16, Z16
+	VPMINUD       Z2, Z16, Z16
+	VPTESTMD      Z0, Z16, K1
+	KMOVW         K1, 160(R8)(R13*1)
+	VPTESTMD      Z1, Z16, K1
+	KMOVW         K1, 192(R8)(R13*1)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R11
 
 check5254:
-	CMPQ R9, R13
+	CMPQ AX, R12
 	JB   next5253
-	MOVQ R9, R12
-	CMPQ R13, R11
-	MOVQ R11, R13
+	MOVQ AX, R11
+	CMPQ R12, R10
+	MOVQ R10, R12
 	JB   next5253
 
 done5248:
@@ -3958,81 +3248,77 @@ done5248:
 // func restoreMasterFP32AVX512(a *RetractionArguments)
 // Requires: AVX, AVX512F, MMX+, SSE
 TEXT ·restoreMasterFP32AVX512(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    104(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVQ    8(R9), R9
-	XORQ    R10, R10
-	LEAQ    192(R10), R11
-	MOVQ    R9, R12
-	JMP     check5256
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      104(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      72(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      64(DI), DI
+	MOVQ      a+0(FP), R8
+	MOVQ      96(R8), R8
+	VMOVDQU32 pattern00000001<>+0(SB), Z0
+	VMOVDQU32 pattern00000002<>+0(SB), Z1
+	VMOVDQU32 pattern00000003<>+0(SB), Z2
+	VMOVDQU32 pattern00000004<>+0(SB), Z2
+	VMOVDQU32 pattern00000007<>+0(SB), Z2
+	VMOVDQU32 pattern00880088<>+0(SB), Z2
+	VMOVDQU32 384(AX), Z3
+	VMOVDQU32 448(AX), Z4
+	VMOVDQU32 576(AX), Z5
+	MOVQ      a+0(FP), AX
+	MOVQ      8(AX), AX
+	XORQ      R9, R9
+	LEAQ      192(R9), R10
+	MOVQ      AX, R11
+	JMP       check5256
 
 next5255:
-	PREFETCHT0    (BX)(R11*4)
-	PREFETCHT0    (SI)(R11*4)
-	PREFETCHT0    (DI)(R11*4)
-	MOVQ          R10, R13
-	SHRQ          $0x03, R13
-	VMOVUPS       (DI)(R10*4), Z0
-	VMOVUPS       (BX)(R10*4), Z1
-	VMOVUPS       (SI)(R10*4), Z2
-	VSQRTPS       Z2, Z2
-	VMOVUPS       384(AX), Z4
-	VFMADD213PS   448(AX), Z4, Z2
-	VDIVPS        Z2, Z1, Z2
-	VCVTPS2PD     Y0, Z1
-	VEXTRACTF64X4 $0x01, Z0, Y4
-	VCVTPS2PD     Y4, Z4
-	VCVTPS2PD     Y2, Z5
-	VEXTRACTF64X4 $0x01, Z2, Y6
-	VCVTPS2PD     Y6, Z6
-	VFNMADD231PD  (CX), Z5, Z1
-	VMULPD        64(CX), Z1, Z1
-	VFNMADD231PD  (CX), Z6, Z4
-	VMULPD        64(CX), Z4, Z4
-	VCVTPD2PS     Z1, Y3
-	VCVTPD2PS     Z4, Y1
-	VINSERTF64X4  $0x01, Y1, Z3, Z3
-	VMULPS        576(AX), Z2, Z1
-	VCMPPS        $0x00, Z1, Z0, K1
-	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     pattern7f800000<>+0(SB), Z1
-	VPANDD        Z1, Z3, Z5
-	VPCMPEQD      Z1, Z5, K1
-	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     pattern00000001<>+0(SB), Z0
-	VPSUBD        Z0, Z3, Z0
-	KMOVW         160(R8)(R13*1), K1
-	VPADDD        pattern00000001<>+0(SB), Z0, K1, Z0
-	KMOVW         192(R8)(R13*1), K1
-	VPADDD        pattern00000002<>+0(SB), Z0, K1, Z0
-	VMOVDQU32     Z0, (DX)(R10*4)
+	PREFETCHT0    (BX)(R10*4)
+	PREFETCHT0    (SI)(R10*4)
+	PREFETCHT0    (DI)(R10*4)
+	MOVQ          R9, R12
+	SHRQ          $0x03, R12
+	VMOVUPS       (DI)(R9*4), Z6
+	VMOVUPS       (BX)(R9*4), Z7
+	VMOVUPS       (SI)(R9*4), Z8
+	VSQRTPS       Z8, Z8
+	VMOVUPS       Z3, Z9
+	VFMADD213PS   Z4, Z9, Z8
+	VDIVPS        Z8, Z7, Z8
+	VMULPS        Z5, Z8, Z9
+	VMOVAPS       Z6, Z7
+	VFNMADD231PS  Z5, Z8, Z7
+	VMOVDQU32     (CX), Z8
+	VCMPPS        $0x04, Z9, Z6, K1
+	VFMADD213PS.Z Z7, Z7, K1, Z8
+	VFIXUPIMMPS   $0x00, Z2, Z8, Z8
+	VMOVDQU32     Z0, Z6
+	VPSUBD        Z6, Z8, Z6
+	KMOVW         160(R8)(R12*1), K1
+	VPADDD        Z0, Z6, K1, Z6
+	KMOVW         192(R8)(R12*1), K1
+	VPADDD        Z1, Z6, K1, Z6
+	VMOVDQU32     Z6, (DX)(R9*4)
+	ADDQ          $0x00000010, R9
 	ADDQ          $0x00000010, R10
-	ADDQ          $0x00000010, R11
 
 check5256:
-	CMPQ    R10, R12
+	CMPQ    R9, R11
 	JB      next5255
-	MOVQ    R10, R11
-	CMPQ    R12, R9
-	MOVQ    R9, R12
+	MOVQ    R9, R10
+	CMPQ    R11, AX
+	MOVQ    AX, R11
 	JB      next5255
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4170,286 +3456,218 @@ check5259:
 // func restoreMomentsAVX512(a *RetractionArguments)
 // Requires: AVX, AVX512F, MMX+, SSE
 TEXT ·restoreMomentsAVX512(SB), NOSPLIT, $8-8
-	STMXCSR (SP)
-	MOVL    (SP), AX
-	ORL     $0x00008040, AX
-	MOVL    AX, 4(SP)
-	LDMXCSR 4(SP)
-	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
-	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
-	MOVQ    a+0(FP), DX
-	MOVQ    104(DX), DX
-	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
-	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
-	MOVQ    a+0(FP), DI
-	MOVQ    64(DI), DI
-	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
-	MOVQ    a+0(FP), R9
-	MOVQ    24(R9), R9
-	MOVQ    a+0(FP), R10
-	MOVQ    88(R10), R10
-	MOVQ    a+0(FP), R11
-	MOVQ    8(R11), R11
-	CMPQ    R9, $0x01
-	JE      fp165272
-	JA      fp325273
-	XORQ    R9, R9
-	LEAQ    192(R9), R12
-	MOVQ    R11, R13
-	JMP     check5276
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      104(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      72(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      64(DI), DI
+	MOVQ      a+0(FP), R8
+	MOVQ      96(R8), R8
+	VMOVDQU32 pattern00000001<>+0(SB), Z0
+	VMOVDQU32 pattern00000002<>+0(SB), Z1
+	VMOVDQU32 pattern00000003<>+0(SB), Z2
+	VMOVDQU32 pattern00000004<>+0(SB), Z3
+	VMOVDQU32 pattern00000007<>+0(SB), Z4
+	VMOVDQU32 pattern00880088<>+0(SB), Z4
+	VMOVDQU32 (AX), Z5
+	VMOVDQU32 64(AX), Z6
+	VMOVDQU32 192(AX), Z7
+	VMOVDQU32 320(AX), Z8
+	MOVQ      a+0(FP), AX
+	MOVQ      24(AX), AX
+	MOVQ      a+0(FP), R9
+	MOVQ      88(R9), R9
+	MOVQ      a+0(FP), R10
+	MOVQ      8(R10), R10
+	CMPQ      AX, $0x01
+	JE        fp165272
+	JA        fp325273
+	XORQ      AX, AX
+	LEAQ      192(AX), R11
+	MOVQ      R10, R12
+	JMP       check5276
 
 next5275:
-	PREFETCHT0    (R10)(R12*2)
-	MOVQ          R9, R14
-	SHRQ          $0x03, R14
-	VPMOVZXWD     (R10)(R9*2), Z0
-	VPSLLD        $0x10, Z0, Z0
-	VMOVUPS       (DI)(R9*4), Z1
-	VMULPS        (AX), Z0, Z0
-	VFMADD231PS   64(AX), Z1, Z0
-	VMULPS        Z0, Z0, Z4
-	VMOVUPS       (BX)(R9*4), Z1
-	VCVTPS2PD     Y1, Z5
-	VEXTRACTF64X4 $0x01, Z1, Y6
-	VCVTPS2PD     Y6, Z6
-	VCVTPS2PD     Y0, Z7
-	VEXTRACTF64X4 $0x01, Z0, Y8
-	VCVTPS2PD     Y8, Z8
-	VFNMADD231PD  128(CX), Z7, Z5
-	VMULPD        192(CX), Z5, Z5
-	VFNMADD231PD  128(CX), Z8, Z6
-	VMULPD        192(CX), Z6, Z6
-	VCVTPD2PS     Z5, Y2
-	VCVTPD2PS     Z6, Y3
-	VINSERTF64X4  $0x01, Y3, Z2, Z2
-	VMULPS        192(AX), Z0, Z0
-	VCMPPS        $0x00, Z0, Z1, K1
-	VPXORD        Z2, Z2, K1, Z2
-	VMOVDQU32     pattern7f800000<>+0(SB), Z0
-	VPANDD        Z0, Z2, Z7
-	VPCMPEQD      Z0, Z7, K1
-	VPXORD        Z2, Z2, K1, Z2
-	VMOVDQU32     pattern00000003<>+0(SB), Z0
-	VPSUBD        Z0, Z2, Z0
-	KMOVW         (R8)(R14*1), K1
-	VPADDD        pattern00000001<>+0(SB), Z0, K1, Z0
-	KMOVW         32(R8)(R14*1), K1
-	VPADDD        pattern00000002<>+0(SB), Z0, K1, Z0
-	KMOVW         64(R8)(R14*1), K1
-	VPADDD        pattern00000004<>+0(SB), Z0, K1, Z0
-	VMOVDQU32     Z0, 1024(DX)(R9*4)
-	VMOVUPS       (SI)(R9*4), Z0
-	VCVTPS2PD     Y0, Z1
-	VEXTRACTF64X4 $0x01, Z0, Y5
-	VCVTPS2PD     Y5, Z5
-	VCVTPS2PD     Y4, Z6
-	VEXTRACTF64X4 $0x01, Z4, Y7
-	VCVTPS2PD     Y7, Z7
-	VFNMADD231PD  256(CX), Z6, Z1
-	VMULPD        320(CX), Z1, Z1
-	VFNMADD231PD  256(CX), Z7, Z5
-	VMULPD        320(CX), Z5, Z5
-	VCVTPD2PS     Z1, Y3
-	VCVTPD2PS     Z5, Y1
-	VINSERTF64X4  $0x01, Y1, Z3, Z3
-	VMULPS        320(AX), Z4, Z1
-	VCMPPS        $0x00, Z1, Z0, K1
-	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     pattern7f800000<>+0(SB), Z1
-	VPANDD        Z1, Z3, Z6
-	VPCMPEQD      Z1, Z6, K1
-	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     pattern00000001<>+0(SB), Z0
-	VPSUBD        Z0, Z3, Z0
-	KMOVW         96(R8)(R14*1), K1
-	VPADDD        pattern00000001<>+0(SB), Z0, K1, Z0
-	KMOVW         128(R8)(R14*1), K1
-	VPADDD        pattern00000002<>+0(SB), Z0, K1, Z0
-	VMOVDQU32     Z0, 2048(DX)(R9*4)
-	ADDQ          $0x00000010, R9
-	ADDQ          $0x00000010, R12
+	PREFETCHT0    (R9)(R11*2)
+	MOVQ          AX, R13
+	SHRQ          $0x03, R13
+	VPMOVZXWD     (R9)(AX*2), Z9
+	VPSLLD        $0x10, Z9, Z9
+	VMOVUPS       (DI)(AX*4), Z10
+	VMULPS        Z5, Z9, Z9
+	VFMADD231PS   Z6, Z10, Z9
+	VMULPS        Z9, Z9, Z11
+	VMOVUPS       (BX)(AX*4), Z10
+	VMULPS        Z7, Z9, Z13
+	VMOVAPS       Z10, Z12
+	VFNMADD231PS  Z7, Z9, Z12
+	VMOVDQU32     64(CX), Z9
+	VCMPPS        $0x04, Z13, Z10, K1
+	VFMADD213PS.Z Z12, Z12, K1, Z9
+	VFIXUPIMMPS   $0x00, Z4, Z9, Z9
+	VMOVDQU32     Z2, Z10
+	VPSUBD        Z10, Z9, Z10
+	KMOVW         (R8)(R13*1), K1
+	VPADDD        Z0, Z10, K1, Z10
+	KMOVW         32(R8)(R13*1), K1
+	VPADDD        Z1, Z10, K1, Z10
+	KMOVW         64(R8)(R13*1), K1
+	VPADDD        Z3, Z10, K1, Z10
+	VMOVDQU32     Z10, 1024(DX)(AX*4)
+	VMOVUPS       (SI)(AX*4), Z9
+	VMULPS        Z8, Z11, Z12
+	VMOVAPS       Z9, Z10
+	VFNMADD231PS  Z8, Z11, Z10
+	VMOVDQU32     128(CX), Z11
+	VCMPPS        $0x04, Z12, Z9, K1
+	VFMADD213PS.Z Z10, Z10, K1, Z11
+	VFIXUPIMMPS   $0x00, Z4, Z11, Z11
+	VMOVDQU32     Z0, Z9
+	VPSUBD        Z9, Z11, Z9
+	KMOVW         96(R8)(R13*1), K1
+	VPADDD        Z0, Z9, K1, Z9
+	KMOVW         128(R8)(R13*1), K1
+	VPADDD        Z1, Z9, K1, Z9
+	VMOVDQU32     Z9, 2048(DX)(AX*4)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R11
 
 check5276:
-	CMPQ R9, R13
+	CMPQ AX, R12
 	JB   next5275
-	MOVQ R9, R12
-	CMPQ R13, R11
-	MOVQ R11, R13
+	MOVQ AX, R11
+	CMPQ R12, R10
+	MOVQ R10, R12
 	JB   next5275
 	JMP  done5274
 
 fp165272:
-	XORQ R9, R9
-	LEAQ 192(R9), R12
-	MOVQ R11, R13
+	XORQ AX, AX
+	LEAQ 192(AX), R11
+	MOVQ R10, R12
 	JMP  check5278
 
 next5277:
-	PREFETCHT0    (R10)(R12*2)
-	MOVQ          R9, R14
-	SHRQ          $0x03, R14
-	VCVTPH2PS     (R10)(R9*2), Z0
-	VMOVUPS       (DI)(R9*4), Z1
-	VMULPS        (AX), Z0, Z0
-	VFMADD231PS   64(AX), Z1, Z0
-	VMULPS        Z0, Z0, Z4
-	VMOVUPS       (BX)(R9*4), Z1
-	VCVTPS2PD     Y1, Z5
-	VEXTRACTF64X4 $0x01, Z1, Y6
-	VCVTPS2PD     Y6, Z6
-	VCVTPS2PD     Y0, Z7
-	VEXTRACTF64X4 $0x01, Z0, Y8
-	VCVTPS2PD     Y8, Z8
-	VFNMADD231PD  128(CX), Z7, Z5
-	VMULPD        192(CX), Z5, Z5
-	VFNMADD231PD  128(CX), Z8, Z6
-	VMULPD        192(CX), Z6, Z6
-	VCVTPD2PS     Z5, Y2
-	VCVTPD2PS     Z6, Y3
-	VINSERTF64X4  $0x01, Y3, Z2, Z2
-	VMULPS        192(AX), Z0, Z0
-	VCMPPS        $0x00, Z0, Z1, K1
-	VPXORD        Z2, Z2, K1, Z2
-	VMOVDQU32     pattern7f800000<>+0(SB), Z0
-	VPANDD        Z0, Z2, Z7
-	VPCMPEQD      Z0, Z7, K1
-	VPXORD        Z2, Z2, K1, Z2
-	VMOVDQU32     pattern00000003<>+0(SB), Z0
-	VPSUBD        Z0, Z2, Z0
-	KMOVW         (R8)(R14*1), K1
-	VPADDD        pattern00000001<>+0(SB), Z0, K1, Z0
-	KMOVW         32(R8)(R14*1), K1
-	VPADDD        pattern00000002<>+0(SB), Z0, K1, Z0
-	KMOVW         64(R8)(R14*1), K1
-	VPADDD        pattern00000004<>+0(SB), Z0, K1, Z0
-	VMOVDQU32     Z0, 1024(DX)(R9*4)
-	VMOVUPS       (SI)(R9*4), Z0
-	VCVTPS2PD     Y0, Z1
-	VEXTRACTF64X4 $0x01, Z0, Y5
-	VCVTPS2PD     Y5, Z5
-	VCVTPS2PD     Y4, Z6
-	VEXTRACTF64X4 $0x01, Z4, Y7
-	VCVTPS2PD     Y7, Z7
-	VFNMADD231PD  256(CX), Z6, Z1
-	VMULPD        320(CX), Z1, Z1
-	VFNMADD231PD  256(CX), Z7, Z5
-	VMULPD        320(CX), Z5, Z5
-	VCVTPD2PS     Z1, Y3
-	VCVTPD2PS     Z5, Y1
-	VINSERTF64X4  $0x01, Y1, Z3, Z3
-	VMULPS        320(AX), Z4, Z1
-	VCMPPS        $0x00, Z1, Z0, K1
-	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     pattern7f800000<>+0(SB), Z1
-	VPANDD        Z1, Z3, Z6
-	VPCMPEQD      Z1, Z6, K1
-	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     pattern00000001<>+0(SB), Z0
-	VPSUBD        Z0, Z3, Z0
-	KMOVW         96(R8)(R14*1), K1
-	VPADDD        pattern00000001<>+0(SB), Z0, K1, Z0
-	KMOVW         128(R8)(R14*1), K1
-	VPADDD        pattern00000002<>+0(SB), Z0, K1, Z0
-	VMOVDQU32     Z0, 2048(DX)(R9*4)
-	ADDQ          $0x00000010, R9
-	ADDQ          $0x00000010, R12
+	PREFETCHT0    (R9)(R11*2)
+	MOVQ          AX, R13
+	SHRQ          $0x03, R13
+	VCVTPH2PS     (R9)(AX*2), Z9
+	VMOVUPS       (DI)(AX*4), Z10
+	VMULPS        Z5, Z9, Z9
+	VFMADD231PS   Z6, Z10, Z9
+	VMULPS        Z9, Z9, Z11
+	VMOVUPS       (BX)(AX*4), Z10
+	VMULPS        Z7, Z9, Z13
+	VMOVAPS       Z10, Z12
+	VFNMADD231PS  Z7, Z9, Z12
+	VMOVDQU32     64(CX), Z9
+	VCMPPS        $0x04, Z13, Z10, K1
+	VFMADD213PS.Z Z12, Z12, K1, Z9
+	VFIXUPIMMPS   $0x00, Z4, Z9, Z9
+	VMOVDQU32     Z2, Z10
+	VPSUBD        Z10, Z9, Z10
+	KMOVW         (R8)(R13*1), K1
+	VPADDD        Z0, Z10, K1, Z10
+	KMOVW         32(R8)(R13*1), K1
+	VPADDD        Z1, Z10, K1, Z10
+	KMOVW         64(R8)(R13*1), K1
+	VPADDD        Z3, Z10, K1, Z10
+	VMOVDQU32     Z10, 1024(DX)(AX*4)
+	VMOVUPS       (SI)(AX*4), Z9
+	VMULPS        Z8, Z11, Z12
+	VMOVAPS       Z9, Z10
+	VFNMADD231PS  Z8, Z11, Z10
+	VMOVDQU32     128(CX), Z11
+	VCMPPS        $0x04, Z12, Z9, K1
+	VFMADD213PS.Z Z10, Z10, K1, Z11
+	VFIXUPIMMPS   $0x00, Z4, Z11, Z11
+	VMOVDQU32     Z0, Z9
+	VPSUBD        Z9, Z11, Z9
+	KMOVW         96(R8)(R13*1), K1
+	VPADDD        Z0, Z9, K1, Z9
+	KMOVW         128(R8)(R13*1), K1
+	VPADDD        Z1, Z9, K1, Z9
+	VMOVDQU32     Z9, 2048(DX)(AX*4)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R11
 
 check5278:
-	CMPQ R9, R13
+	CMPQ AX, R12
 	JB   next5277
-	MOVQ R9, R12
-	CMPQ R13, R11
-	MOVQ R11, R13
+	MOVQ AX, R11
+	CMPQ R12, R10
+	MOVQ R10, R12
 	JB   next5277
 	JMP  done5274
 
 fp325273:
-	XORQ R9, R9
-	LEAQ 192(R9), R12
-	MOVQ R11, R13
+	XORQ AX, AX
+	LEAQ 192(AX), R11
+	MOVQ R10, R12
 	JMP  check5280
 
 next5279:
-	PREFETCHT0    (R10)(R12*4)
-	MOVQ          R9, R14
-	SHRQ          $0x03, R14
-	VMOVUPS       (R10)(R9*4), Z0
-	VMOVUPS       (DI)(R9*4), Z1
-	VMULPS        (AX), Z0, Z0
-	VFMADD231PS   64(AX), Z1, Z0
-	VMULPS        Z0, Z0, Z4
-	VMOVUPS       (BX)(R9*4), Z1
-	VCVTPS2PD     Y1, Z5
-	VEXTRACTF64X4 $0x01, Z1, Y6
-	VCVTPS2PD     Y6, Z6
-	VCVTPS2PD     Y0, Z7
-	VEXTRACTF64X4 $0x01, Z0, Y8
-	VCVTPS2PD     Y8, Z8
-	VFNMADD231PD  128(CX), Z7, Z5
-	VMULPD        192(CX), Z5, Z5
-	VFNMADD231PD  128(CX), Z8, Z6
-	VMULPD        192(CX), Z6, Z6
-	VCVTPD2PS     Z5, Y2
-	VCVTPD2PS     Z6, Y3
-	VINSERTF64X4  $0x01, Y3, Z2, Z2
-	VMULPS        192(AX), Z0, Z0
-	VCMPPS        $0x00, Z0, Z1, K1
-	VPXORD        Z2, Z2, K1, Z2
-	VMOVDQU32     pattern7f800000<>+0(SB), Z0
-	VPANDD        Z0, Z2, Z7
-	VPCMPEQD      Z0, Z7, K1
-	VPXORD        Z2, Z2, K1, Z2
-	VMOVDQU32     pattern00000003<>+0(SB), Z0
-	VPSUBD        Z0, Z2, Z0
-	KMOVW         (R8)(R14*1), K1
-	VPADDD        pattern00000001<>+0(SB), Z0, K1, Z0
-	KMOVW         32(R8)(R14*1), K1
-	VPADDD        pattern00000002<>+0(SB), Z0, K1, Z0
-	KMOVW         64(R8)(R14*1), K1
-	VPADDD        pattern00000004<>+0(SB), Z0, K1, Z0
-	VMOVDQU32     Z0, 1024(DX)(R9*4)
-	VMOVUPS       (SI)(R9*4), Z0
-	VCVTPS2PD     Y0, Z1
-	VEXTRACTF64X4 $0x01, Z0, Y5
-	VCVTPS2PD     Y5, Z5
-	VCVTPS2PD     Y4, Z6
-	VEXTRACTF64X4 $0x01, Z4, Y7
-	VCVTPS2PD     Y7, Z7
-	VFNMADD231PD  256(CX), Z6, Z1
-	VMULPD        320(CX), Z1, Z1
-	VFNMADD231PD  256(CX), Z7, Z5
-	VMULPD        320(CX), Z5, Z5
-	VCVTPD2PS     Z1, Y3
-	VCVTPD2PS     Z5, Y1
-	VINSERTF64X4  $0x01, Y1, Z3, Z3
-	VMULPS        320(AX), Z4, Z1
-	VCMPPS        $0x00, Z1, Z0, K1
-	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     pattern7f800000<>+0(SB), Z1
-	VPANDD        Z1, Z3, Z6
-	VPCMPEQD      Z1, Z6, K1
-	VPXORD        Z3, Z3, K1, Z3
-	VMOVDQU32     pattern00000001<>+0(SB), Z0
-	VPSUBD        Z0, Z3, Z0
-	KMOVW         96(R8)(R14*1), K1
-	VPADDD        pattern00000001<>+0(SB), Z0, K1, Z0
-	KMOVW         128(R8)(R14*1), K1
-	VPADDD        pattern00000002<>+0(SB), Z0, K1, Z0
-	VMOVDQU32     Z0, 2048(DX)(R9*4)
-	ADDQ          $0x00000010, R9
-	ADDQ          $0x00000010, R12
+	PREFETCHT0    (R9)(R11*4)
+	MOVQ          AX, R13
+	SHRQ          $0x03, R13
+	VMOVUPS       (R9)(AX*4), Z9
+	VMOVUPS       (DI)(AX*4), Z10
+	VMULPS        Z5, Z9, Z9
+	VFMADD231PS   Z6, Z10, Z9
+	VMULPS        Z9, Z9, Z11
+	VMOVUPS       (BX)(AX*4), Z10
+	VMULPS        Z7, Z9, Z13
+	VMOVAPS       Z10, Z12
+	VFNMADD231PS  Z7, Z9, Z12
+	VMOVDQU32     64(CX), Z9
+	VCMPPS        $0x04, Z13, Z10, K1
+	VFMADD213PS.Z Z12, Z12, K1, Z9
+	VFIXUPIMMPS   $0x00, Z4, Z9, Z9
+	VMOVDQU32     Z2, Z10
+	VPSUBD        Z10, Z9, Z10
+	KMOVW         (R8)(R13*1), K1
+	VPADDD        Z0, Z10, K1, Z10
+	KMOVW         32(R8)(R13*1), K1
+	VPADDD        Z1, Z10, K1, Z10
+	KMOVW         64(R8)(R13*1), K1
+	VPADDD        Z3, Z10, K1, Z10
+	VMOVDQU32     Z10, 1024(DX)(AX*4)
+	VMOVUPS       (SI)(AX*4), Z9
+	VMULPS        Z8, Z11, Z12
+	VMOVAPS       Z9, Z10
+	VFNMADD231PS  Z8, Z11, Z10
+	VMOVDQU32     128(CX), Z11
+	VCMPPS        $0x04, Z12, Z9, K1
+	VFMADD213PS.Z Z10, Z10, K1, Z11
+	VFIXUPIMMPS   $0x00, Z4, Z11, Z11
+	VMOVDQU32     Z0, Z9
+	VPSUBD        Z9, Z11, Z9
+	KMOVW         96(R8)(R13*1), K1
+	VPADDD        Z0, Z9, K1, Z9
+	KMOVW         128(R8)(R13*1), K1
+	VPADDD        Z1, Z9, K1, Z9
+	VMOVDQU32     Z9, 2048(DX)(AX*4)
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, R11
 
 check5280:
-	CMPQ R9, R13
+	CMPQ AX, R12
 	JB   next5279
-	MOVQ R9, R12
-	CMPQ R13, R11
-	MOVQ R11, R13
+	MOVQ AX, R11
+	CMPQ R12, R10
+	MOVQ R10, R12
 	JB   next5279
 
 done5274:

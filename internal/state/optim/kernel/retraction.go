@@ -17,15 +17,17 @@ import (
 //
 // The state after an update and the gradients nearly determine the state before: the inverse of each formula gives it
 // within a few units of the last place. So the log has differences, as integers, between the bits that were there and
-// those that the inverse gives. The inverse is in float64, and its result is rounded to binary32. From g after
-// gradScale and l2Penalty, and u = m/d of the update,
+// those that the inverse gives. From g after gradScale and l2Penalty, and u = m/d of the update, it first takes away
+// what was added:
 //
-//	p = (p - stepSize·u) · (1 / (1 + decay)), and 0 where p = stepSize·u
-//	m = (m - oneMinusBeta1·g) · (1 / beta1), and 0 where m = oneMinusBeta1·g
-//	v = (v - oneMinusBeta2·(g·g)) · (1 / beta2), and 0 where v = oneMinusBeta2·(g·g)
+//	p = fma(-stepSize, u, p), and 0 where p = stepSize·u
+//	m = fma(-oneMinusBeta1, g, m), and 0 where m = oneMinusBeta1·g
+//	v = fma(-oneMinusBeta2, g·g, v), and 0 where v = oneMinusBeta2·(g·g)
 //
-// What is infinite or NaN counts as 0. The products that the right sides are compared with are operations of the
-// package's contract. Processors agree on all of this, so any set of kernels retracts what any other has noted.
+// and then divides by the factor f that the number had: x = fma(1/f - 1, x, x). The second factor is rounded, but is so
+// small that this hardly shows: 1/f - 1 is 0.001 for a beta of 0.999. So the inverse rounds twice, as the update does.
+// What is infinite or NaN counts as 0. All are operations of the package's contract, so any set of kernels retracts
+// what any other has noted.
 //
 // m takes 3 bits, v and p take 2. The last code of each says that the difference is larger: it is then in a list of
 // escapes. An update of which the list has no room cannot be retracted, and is not to be made. Such are those of
@@ -55,6 +57,9 @@ func (c codeOf) reach() uint32 { return 1<<(c.Bits-1) - 1 }
 
 // escape is the code of all larger ones.
 func (c codeOf) escape() uint32 { return 1<<c.Bits - 1 }
+
+// RetractionVersion is that of what a log means. A process takes no logs of another version from the one before it.
+const RetractionVersion = 2
 
 // RetractionBytes returns the size of the log of a chunk: a byte for each element, and more for small chunks.
 func RetractionBytes(elements int) int {
@@ -151,6 +156,9 @@ func (e *escapes) take(hat uint32) (was uint32, ok bool) {
 // numbersOfBlock are the bits of the numbers of a block.
 type numbersOfBlock [Block]uint32
 
+// floats returns the first n numbers.
+func (s *numbersOfBlock) floats(n int) vector { return unsafe.Slice((*float32)(unsafe.Pointer(s)), n) }
+
 // stateOfBlock has the numbers of a block that an update replaces, in the order of [abi.Hats].
 type stateOfBlock [abi.Hats]numbersOfBlock
 
@@ -161,25 +169,24 @@ type Retractor struct {
 	format Format
 	k      scalars
 	table  *abi.Table
-	wide   abi.WideTable
-	after  buffers      // the state after the update, and its gradients
-	was    stateOfBlock // the state before it
-	hat    stateOfBlock // what the inverse makes of the state after it
+	// inverses are what the inverse multiplies by.
+	inverses abi.InverseTable
+	after    buffers        // the state after the update, and its gradients
+	products [Block]float32 // what the update has added to a number
+	was      stateOfBlock   // the state before it
+	hat      stateOfBlock   // what the inverse makes of the state after it
 }
 
 // begin readies the retractor for a chunk, and returns its length.
 func (r *Retractor) begin(s Set, f Format, constants *Constants, c *Chunk) int {
 	r.set, r.format, r.k, r.table = s, f, constants.scalars(), &constants.table
-	for row, number := range [abi.WideRows]float64{
-		abi.WideStepSize:      float64(r.k[abi.StepSize]),
-		abi.InverseDecay:      1 / (1 + float64(r.k[abi.Decay])),
-		abi.WideOneMinusBeta1: float64(r.k[abi.OneMinusBeta1]),
-		abi.InverseBeta1:      1 / float64(r.k[abi.Beta1]),
-		abi.WideOneMinusBeta2: float64(r.k[abi.OneMinusBeta2]),
-		abi.InverseBeta2:      1 / float64(r.k[abi.Beta2]),
+	for number, factor := range [abi.Hats]float64{
+		abi.HatOfMaster: 1 + float64(r.k[abi.Decay]),
+		abi.HatOfFirst:  float64(r.k[abi.Beta1]),
+		abi.HatOfSecond: float64(r.k[abi.Beta2]),
 	} {
-		for lane := range r.wide[row] {
-			r.wide[row][lane] = number
+		for lane := range r.inverses[number] {
+			r.inverses[number][lane] = flush(float32(1/factor - 1))
 		}
 	}
 	return c.check(f)
@@ -252,32 +259,26 @@ func (r *Retractor) invertMaster(n int) {
 	r.set.sqrt(u, v)
 	r.set.fmaPlus(u, r.k[abi.InverseRootBias2], u, r.k[abi.Epsilon])
 	r.set.div(u, m, u)
-	r.hat[abi.HatOfMaster].invert(p, r.k[abi.StepSize], u, r.wide[abi.InverseDecay][0])
+	r.invert(abi.HatOfMaster, p, abi.StepSize, u)
 }
 
 // invertMoments sets what the inverse makes of moments. The gradients have their scale and penalty.
 func (r *Retractor) invertMoments(n int) {
 	var g, m, v, squares vector = r.after.gradient[:n], r.after.first[:n], r.after.second[:n], r.after.scratch[:n]
-	r.hat[abi.HatOfFirst].invert(m, r.k[abi.OneMinusBeta1], g, r.wide[abi.InverseBeta1][0])
+	r.invert(abi.HatOfFirst, m, abi.OneMinusBeta1, g)
 	r.set.square(squares, g)
-	r.hat[abi.HatOfSecond].invert(v, r.k[abi.OneMinusBeta2], squares, r.wide[abi.InverseBeta2][0])
+	r.invert(abi.HatOfSecond, v, abi.OneMinusBeta2, squares)
 }
 
-// invert sets numbers to (after - factor·added) · inverse.
-func (to *numbersOfBlock) invert(after vector, factor float32, added vector, inverse float64) {
-	hat, added, wide := to[:len(after)], added[:len(after)], float64(factor)
-	for i, x := range after {
-		product := factor * added[i]
-		if tiny(product) {
-			product = mul(factor, added[i])
-		}
-		before := (float64(x) - wide*float64(added[i])) * inverse // the product is exact
-		number := float32(before)
-		if tiny(number) {
-			number = round(before)
-		}
-		hat[i] = math.Float32bits(number)
-		if x == product || hat[i]&exponents == exponents {
+// invert sets what the inverse makes of a number after an update, which has added a multiple of something to it.
+func (r *Retractor) invert(number int, after vector, factor int, added vector) {
+	n := len(after)
+	hat, product := r.hat[number].floats(n), vector(r.products[:n])
+	r.set.mul(product, r.k[factor], added)
+	r.set.fma(hat, -r.k[factor], added, after)
+	r.set.fma(hat, r.inverses[number][0], hat, hat)
+	for i, word := range r.hat[number][:n] {
+		if after[i] == product[i] || word&exponents == exponents {
 			hat[i] = 0
 		}
 	}
@@ -505,7 +506,7 @@ func (r *Retractor) arguments(n int, c *Chunk, codes *planes, numbers *stateOfBl
 		GradientKind: kind(r.format.Gradient),
 		CopyKind:     kind(r.format.Parameter),
 		Table:        r.table,
-		Wide:         &r.wide,
+		Inverses:     &r.inverses,
 		Parameter:    pointer(c.Parameter),
 		Low:          pointer(c.low()),
 		Master:       pointer(c.Master),

@@ -18,6 +18,8 @@ func foreseeName(state abi.State, s instructionSet) string {
 func (s instructionSet) foresee(state abi.State) {
 	f, restore := s.beginRetraction(foreseeName(state, s), state)
 	f.planes = argument("Planes")
+	f.holdConstants(abi.GradScale, abi.L2Penalty, abi.Beta1, abi.OneMinusBeta1, abi.Beta2, abi.OneMinusBeta2,
+		abi.InverseRootBias2, abi.Epsilon, abi.Decay, abi.StepSize)
 	kind, gradient := argument("GradientKind"), argument("Gradient")
 	n := f.length()
 	loopOfKind(kind, n, abi.PrefetchAhead(abi.MomentsBF16), abi.Group, func(kind int, index, ahead reg.Register) {
@@ -38,7 +40,7 @@ func (s instructionSet) beginRetraction(name string, state abi.State) (f foresig
 	TEXT(name, 4, "func(a *RetractionArguments)")
 	parts[name] = "retraction"
 	restore = flushDenormals()
-	f = foresight{instructionSet: s, table: argument("Table"), wide: argument("Wide"), numbers: argument("Numbers"),
+	f = foresight{instructionSet: s, table: argument("Table"), inverses: argument("Inverses"), numbers: argument("Numbers"),
 		moments: [2]stream{{argument("Moment1"), 4}, {argument("Moment2"), 4}}}
 	if state == abi.Split {
 		f.split = splitMaster{s, stream{argument("Parameter"), 2}, stream{argument("Low"), 2}}
@@ -62,6 +64,7 @@ func restoreMasterName(state abi.State, s instructionSet) string {
 func (s instructionSet) restoreMaster(state abi.State) {
 	f, restore := s.beginRetraction(restoreMasterName(state, s), state)
 	f.planes = argument("Planes")
+	f.holdConstants(abi.InverseRootBias2, abi.Epsilon, abi.StepSize)
 	loop(f.length(), abi.PrefetchAhead(abi.MomentsBF16), abi.Group, func(index, ahead reg.Register) {
 		f.prefetchState(ahead)
 		place := f.place(index)
@@ -69,7 +72,7 @@ func (s instructionSet) restoreMaster(state abi.State) {
 			m, v := f.vector(), f.vector()
 			VMOVUPS(f.moments[0].at(index, i*f.lanes), m)
 			VMOVUPS(f.moments[1].at(index, i*f.lanes), v)
-			hat := f.invert(p, abi.StepSize, abi.WideStepSize, f.direction(m, v))
+			hat := f.invert(p, abi.StepSize, f.direction(m, v), abi.HatOfMaster)
 			f.storeNumber(i, f.decode(i, hat, abi.HatOfMaster, place), abi.HatOfMaster, index)
 		}
 	})
@@ -83,6 +86,7 @@ func (s instructionSet) restoreMaster(state abi.State) {
 func (s instructionSet) restoreMoments() {
 	f, restore := s.beginRetraction("restoreMoments"+s.name, abi.FP32)
 	f.planes = argument("Planes")
+	f.holdConstants(abi.GradScale, abi.L2Penalty, abi.OneMinusBeta1, abi.OneMinusBeta2)
 	kind, gradient := argument("GradientKind"), argument("Gradient")
 	loopOfKind(kind, f.length(), abi.PrefetchAhead(abi.MomentsBF16), abi.Group, func(kind int, index, ahead reg.Register) {
 		f.prefetchKind(kind, gradient, ahead)
@@ -93,10 +97,10 @@ func (s instructionSet) restoreMoments() {
 			m, v, squares := f.vector(), f.vector(), f.vector()
 			VMULPS(g[i], g[i], squares)
 			VMOVUPS(f.moments[0].at(index, i*f.lanes), m)
-			hat := f.invert(m, abi.OneMinusBeta1, abi.WideOneMinusBeta1, g[i])
+			hat := f.invert(m, abi.OneMinusBeta1, g[i], abi.HatOfFirst)
 			f.storeNumber(i, f.decode(i, hat, abi.HatOfFirst, place), abi.HatOfFirst, index)
 			VMOVUPS(f.moments[1].at(index, i*f.lanes), v)
-			hat = f.invert(v, abi.OneMinusBeta2, abi.WideOneMinusBeta2, squares)
+			hat = f.invert(v, abi.OneMinusBeta2, squares, abi.HatOfSecond)
 			f.storeNumber(i, f.decode(i, hat, abi.HatOfSecond, place), abi.HatOfSecond, index)
 		}
 	})
@@ -177,14 +181,14 @@ func (f foresight) plane(plane, i int, place reg.Register) Mem {
 func (f foresight) decode(i int, hat reg.VecVirtual, hatOf int, place reg.Register) reg.VecVirtual {
 	of := abi.RetractionCodes[hatOf]
 	was := f.vector()
-	f.move(integer(1<<(of.Bits-1)-1), was)
+	f.move(f.integer(1<<(of.Bits-1)-1), was)
 	VPSUBD(was, hat, was)
 	for bit := range of.Bits {
 		from := f.plane(of.Plane+bit, i, place)
 		if f.lanes == 16 {
 			mask := K()
 			KMOVW(from, mask)
-			VPADDD(integer(1<<bit), was, mask, was)
+			VPADDD(f.integer(1<<bit), was, mask, was)
 			continue
 		}
 		ones := f.vector()
@@ -203,15 +207,42 @@ func bitOfLanes() Mem { return table("bitOfLanes", []uint32{1, 2, 4, 8, 16, 32, 
 // foresight is what the kernel works with.
 type foresight struct {
 	instructionSet
-	table, wide, planes, numbers reg.Register
-	split                        splitMaster
-	master                       stream
-	moments                      [2]stream
+	table, inverses, planes, numbers reg.Register
+	split                            splitMaster
+	master                           stream
+	moments                          [2]stream
+	rows                             registers // rows of the table that are held
 }
 
-func (f foresight) row(i int) Mem { return Mem{Base: f.table, Disp: 4 * abi.Group * i} }
+// row returns a constant of the update, in a register if it is held.
+func (f foresight) row(i int) Op {
+	if held, ok := f.rows[i]; ok {
+		return held
+	}
+	return Mem{Base: f.table, Disp: 4 * abi.Group * i}
+}
 
-func (f foresight) wideRow(i int) Mem { return Mem{Base: f.wide, Disp: 8 * abi.WideLanes * i} }
+// inverse returns what the inverse of a number multiplies by.
+func (f foresight) inverse(of int) Mem { return Mem{Base: f.inverses, Disp: 4 * abi.Group * of} }
+
+// holdConstants loads the constants of some rows, and those that all codes need, into registers. Only AVX-512 has enough
+// of them. Without it they are operands in memory, as loads would be what the loop waits for.
+func (f *foresight) holdConstants(rows ...int) {
+	if f.lanes < 16 {
+		return
+	}
+	f.hold(1, 2, 3, 4, 7, zeroUnlessFinite)
+	f.rows = map[int]reg.VecVirtual{}
+	for _, row := range rows {
+		held := f.vector()
+		f.move(Mem{Base: f.table, Disp: 4 * abi.Group * row}, held)
+		f.rows[row] = held
+	}
+}
+
+// zeroUnlessFinite is the table of VFIXUPIMMPS that makes NaN and infinite numbers 0, and leaves others as they are: a
+// response of four bits for a quiet NaN, a signaling one, zero, one, minus infinity, infinity, and other numbers.
+const zeroUnlessFinite = 0x00880088
 
 func (f foresight) prefetch(kind int, gradient, ahead reg.Register) {
 	f.prefetchKind(kind, gradient, ahead)
@@ -246,40 +277,38 @@ func (f foresight) update(i int, p, g reg.VecVirtual, index, place reg.Register)
 	f.scale(p, g)
 	squares, m, v, after := f.vector(), f.vector(), f.vector(), f.vector()
 	VMULPS(g, g, squares)
-	was := [2]Mem{f.moments[0].at(index, i*f.lanes), f.moments[1].at(index, i*f.lanes)}
-	VMOVUPS(f.row(abi.Beta1), m)
-	VMULPS(was[0], m, m)
+	was := [2]reg.VecVirtual{f.vector(), f.vector()}
+	VMOVUPS(f.moments[0].at(index, i*f.lanes), was[0])
+	VMULPS(f.row(abi.Beta1), was[0], m)
 	VFMADD231PS(f.row(abi.OneMinusBeta1), g, m)
-	f.note(i, m, abi.OneMinusBeta1, abi.WideOneMinusBeta1, g, was[0], abi.HatOfFirst, index, place)
-	VMOVUPS(f.row(abi.Beta2), v)
-	VMULPS(was[1], v, v)
+	f.note(i, m, abi.OneMinusBeta1, g, was[0], abi.HatOfFirst, index, place)
+	VMOVUPS(f.moments[1].at(index, i*f.lanes), was[1])
+	VMULPS(f.row(abi.Beta2), was[1], v)
 	VFMADD231PS(f.row(abi.OneMinusBeta2), squares, v)
-	f.note(i, v, abi.OneMinusBeta2, abi.WideOneMinusBeta2, squares, was[1], abi.HatOfSecond, index, place)
+	f.note(i, v, abi.OneMinusBeta2, squares, was[1], abi.HatOfSecond, index, place)
 	u := f.direction(m, v)
 	VMOVAPS(p, after)
 	VFMADD231PS(f.row(abi.Decay), p, after)
 	VFMADD231PS(f.row(abi.StepSize), u, after)
-	f.note(i, after, abi.StepSize, abi.WideStepSize, u, p, abi.HatOfMaster, index, place)
+	f.note(i, after, abi.StepSize, u, p, abi.HatOfMaster, index, place)
 }
 
 // note stores what the inverse makes of numbers after an update, and the codes of the differences from what was there.
-// The inverse of a row of the wide table is the next row.
 func (f foresight) note(
-	i int, after reg.VecVirtual, row, wide int, added reg.VecVirtual, was Op, hatOf int, index, place reg.Register,
+	i int, after reg.VecVirtual, row int, added, was reg.VecVirtual, hatOf int, index, place reg.Register,
 ) {
-	hat := f.invert(after, row, wide, added)
+	hat := f.invert(after, row, added, hatOf)
 	f.storeNumber(i, hat, hatOf, index)
 	code := f.vector()
-	f.move(was, code)
-	VPSUBD(hat, code, code)
+	VPSUBD(hat, was, code)
 	of := abi.RetractionCodes[hatOf]
-	VPADDD(integer(1<<(of.Bits-1)-1), code, code)
-	VPMINUD(integer(1<<of.Bits-1), code, code)
+	VPADDD(f.integer(1<<(of.Bits-1)-1), code, code)
+	VPMINUD(f.integer(1<<of.Bits-1), code, code)
 	for bit := range of.Bits {
 		to := f.plane(of.Plane+bit, i, place)
 		if f.lanes == 16 {
 			mask := K()
-			VPTESTMD(integer(1<<bit), code, mask)
+			VPTESTMD(f.integer(1<<bit), code, mask)
 			KMOVW(mask, to)
 			continue
 		}
@@ -290,42 +319,29 @@ func (f foresight) note(
 	}
 }
 
-// invert returns (after - row·added) · inverse, and 0 where after is row·added, or where the result is not finite.
-func (f foresight) invert(after reg.VecVirtual, row, wide int, added reg.VecVirtual) reg.VecVirtual {
-	numbers, addends := f.doubles(vectors{after}), f.doubles(vectors{added})
-	for half, x := range numbers {
-		VFNMADD231PD(f.wideRow(wide), addends[half], x)
-		VMULPD(f.wideRow(wide+1), x, x)
-	}
-	hat, product := f.vector(), f.vector()
+// invert returns after - row·added, divided by the factor of an update, and 0 where after is row·added, or where the
+// result is not finite.
+func (f foresight) invert(after reg.VecVirtual, row int, added reg.VecVirtual, hatOf int) reg.VecVirtual {
+	factor, rest, hat, product := f.row(row), f.vector(), f.vector(), f.vector()
+	VMULPS(factor, added, product)
+	VMOVAPS(after, rest)
+	VFNMADD231PS(factor, added, rest)
+	f.move(f.inverse(hatOf), hat)
 	if f.lanes == 16 {
-		upper := YMM()
-		VCVTPD2PS(numbers[0], hat.AsY())
-		VCVTPD2PS(numbers[1], upper)
-		VINSERTF64X4(U8(1), upper, hat, hat)
-	} else {
-		upper := XMM()
-		VCVTPD2PSY(numbers[0], hat.AsX())
-		VCVTPD2PSY(numbers[1], upper)
-		VINSERTF128(U8(1), upper, hat, hat)
-	}
-	const equal = 0
-	VMULPS(f.row(row), added, product)
-	if f.lanes == 16 {
-		none := K()
-		VCMPPS(U8(equal), product, after, none)
-		VPXORD(hat, hat, none, hat)
-		f.move(integer(exponents), product)
-		VPANDD(product, hat, addends[0])
-		VPCMPEQD(product, addends[0], none)
-		VPXORD(hat, hat, none, hat)
+		const differ = 4
+		others := K()
+		VCMPPS(U8(differ), product, after, others)
+		VFMADD213PS_Z(rest, rest, others, hat)
+		VFIXUPIMMPS(U8(0), f.integer(zeroUnlessFinite), hat, hat)
 		return hat
 	}
+	const equal = 0
+	VFMADD213PS(rest, rest, hat)
 	VCMPPS(U8(equal), product, after, product)
 	VPANDN(hat, product, hat)
 	f.move(integer(exponents), product)
-	VPAND(product, hat, addends[0])
-	VPCMPEQD(product, addends[0], addends[0])
-	VPANDN(hat, addends[0], hat)
+	VPAND(product, hat, rest)
+	VPCMPEQD(product, rest, rest)
+	VPANDN(hat, rest, hat)
 	return hat
 }

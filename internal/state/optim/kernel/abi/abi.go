@@ -263,22 +263,9 @@ const (
 // RetractionCodes are the codes of these numbers.
 var RetractionCodes = [Hats]RetractionCode{HatOfMaster: {5, 2}, HatOfFirst: {0, 3}, HatOfSecond: {3, 2}}
 
-// Rows of the wide table: a factor of an update in binary64, and the inverse of the factor of what was there before.
-const (
-	WideStepSize = iota
-	InverseDecay
-	WideOneMinusBeta1
-	InverseBeta1
-	WideOneMinusBeta2
-	InverseBeta2
-	WideRows // their number
-)
-
-// WideLanes is the number of lanes of the wide table.
-const WideLanes = 8
-
-// WideTable holds constants in binary64, each repeated for every lane.
-type WideTable [WideRows][WideLanes]float64
+// InverseTable has, for each of these numbers, the inverse of the factor that an update multiplies it by, less 1. Each
+// is repeated for every lane, as in [Table].
+type InverseTable [Hats][Group]float32
 
 // RetractionArguments are the arguments of the kernels that retract the update of a block, or prepare that. Streams
 // that a kernel does not use are nil.
@@ -288,7 +275,7 @@ type RetractionArguments struct {
 	First        int // the element of the chunk at which the block begins
 	GradientKind int
 	Table        *Table
-	Wide         *WideTable
+	Inverses     *InverseTable
 	Parameter    *uint16
 	Low          *byte
 	Master       *float32
