@@ -109,13 +109,15 @@ func (h *headerFields) size() ledger.Bytes {
 
 // newHeader makes the header of a session. It holds the original text of the document:
 // a restoring service parses the same text, and so refuses it only if open would have.
-func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages, sums bool, lanes int) (*sessionHeader, error) {
+func newHeader(d protocol.AnyDocument, text []byte, place arena.Place, pages arena.Pages, sums bool, lanes int) (
+	*sessionHeader, error,
+) {
 	static := headerFields{document: uint64(len(text)), pages: uint64(pages), options: uint64(lanes) << lanesShift}
 	if sums {
 		static.options |= hasSums
 	}
 	static.groupCount, static.leftBytes = prepares(d)
-	a, err := arena.New(keyOf(d).String()+"/"+headerComponent, static.size(), arena.BasePages)
+	a, err := place.New(keyOf(d).String()+"/"+headerComponent, static.size(), arena.BasePages)
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +190,7 @@ func (h *headerFields) check() error {
 }
 
 // readHeader reads the header that an earlier service made. The caller keeps the file.
-func readHeader(name string, file *os.File) (*sessionHeader, protocol.AnyDocument, error) {
+func readHeader(name string, place arena.Place, file *os.File) (*sessionHeader, protocol.AnyDocument, error) {
 	bytes := make([]byte, headerFieldsSize)
 	if _, err := file.ReadAt(bytes, 0); err != nil {
 		return nil, nil, fmt.Errorf("the session header %s: %w", name, err)
@@ -197,7 +199,7 @@ func readHeader(name string, file *os.File) (*sessionHeader, protocol.AnyDocumen
 	if err := fields.check(); err != nil {
 		return nil, nil, fmt.Errorf("the session header %s: %w", name, err)
 	}
-	a, err := arena.Attach(name, fields.size(), arena.BasePages, file)
+	a, err := place.Attach(name, fields.size(), arena.BasePages, file)
 	if err != nil {
 		return nil, nil, fmt.Errorf("the session header %s says that it is larger than its file, or smaller: %w; "+
 			"begin again from the last checkpoint", name, err)
