@@ -73,9 +73,9 @@ outlives the service and its trainers, but not the host.`,
 	flags.SortFlags = false
 	flags.StringVar(&options.socket, "socket", "", "`path` of the socket, of at most 100 bytes. Serve makes its "+
 		"directory and removes it in the end; an existing directory must be for this user alone (mode 0700)")
-	flags.StringSliceVar(&options.folders, "folder", nil, "`folders` for the state, in place of --socket. A session is in "+
-		"the first one with room, and trainers connect to the pipe \""+protocol.RequestsName+"\" in the first. Each must be "+
-		"for this user alone (mode 0700)")
+	flags.StringSliceVar(&options.folders, "folder", nil, "`folders` for the state, in place of --socket. A session "+
+		"is in the first one with room, and trainers connect to the pipe \""+protocol.RequestsName+"\" in the first. "+
+		"Each must be for this user alone (mode 0700)")
 	flags.StringVar(&options.metrics, "metrics", "", "`address` at which to answer Prometheus "+
 		"(http://ADDRESS/metrics), such as :9464 (for this host alone) or 10.0.0.5:9464")
 	reserveFlag(command, &options.reserve)
@@ -88,8 +88,8 @@ outlives the service and its trainers, but not the host.`,
 	otherwise, options.badTier = tierOfService()
 	tierFlags(command, &options.tier, otherwise)
 	flags.BoolVar(&options.untilStdinCloses, "until-stdin-closes", false,
-		"end when stdin closes, as it does when the process at its other end dies. The folders of --folder are removed "+
-			"then, unless the last line of stdin is \"keep\"")
+		"end when stdin closes, as it does when the process at its other end dies. The folders of --folder are "+
+			"removed then, unless the last line of stdin is \"keep\"")
 	return command
 }
 
@@ -119,7 +119,8 @@ func runServe(c *cobra.Command, o serveOptions) error {
 		return fault.Inputf("--socket is missing: expected the path of the socket to listen at").
 			WithHint("give --socket ~/.plimsoll/socket")
 	case o.socket != "" && len(o.folders) > 0:
-		return fault.Inputf("--socket and --folder are given: expected one of them, as trainers of --folder use no socket")
+		return fault.Inputf("--socket and --folder are given: expected one of them, as trainers of --folder use " +
+			"no socket")
 	}
 	keep := make(chan bool, 1)
 	if o.untilStdinCloses {

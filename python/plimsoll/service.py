@@ -41,14 +41,12 @@ def find_program() -> str:
 
 def _installed() -> Optional[str]:
     """The program that was installed with this package, wherever pip has put it."""
-    program = shutil.which(os.path.join(sysconfig.get_path("scripts"), "plimsoll"))
-    if program is not None:
-        return program
-    try:
+    beside = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bin")  # pip install --target
+    places = [os.path.join(folder, "plimsoll") for folder in (sysconfig.get_path("scripts"), beside)]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a folder of sources
         files = importlib.metadata.files("plimsoll-training") or ()
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return next(filter(None, (shutil.which(str(f.locate())) for f in files if f.name == "plimsoll")), None)
+        places += [str(file.locate()) for file in files if file.name == "plimsoll"]  # pip install --user
+    return next(filter(None, map(shutil.which, places)), None)
 
 
 class Service:

@@ -10,11 +10,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
+	"plimsoll/internal/base/files"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/arena"
 	"plimsoll/internal/state/service/protocol"
@@ -28,6 +31,7 @@ import (
 
 const (
 	notifyName = "notify" // of the pipe by which the service tells its keeper that it lives
+	ownerName  = "owner"  // of the number of the process that started the keeper
 	bootName   = "boot"
 	bootFile   = "/proc/sys/kernel/random/boot_id"
 )
@@ -52,7 +56,7 @@ func (in *Inherited) UseFolders(folders []string) error {
 			if !keptPattern.MatchString(entry.Name()) {
 				continue
 			}
-			file, err := os.OpenFile(filepath.Join(folder, entry.Name()), os.O_RDWR|unix.O_NOFOLLOW, 0)
+			file, _, err := files.OpenFile(filepath.Join(folder, entry.Name()), os.O_RDWR|unix.O_NOFOLLOW, 0)
 			if err != nil {
 				return err
 			}
@@ -89,8 +93,8 @@ func (in *Inherited) placeOf(plans []arena.Plan, pages arena.Pages) (arena.Place
 			return place, arena.BasePages, nil
 		}
 	}
-	return "", 0, protocol.DoesNotFit.Errorf("the files of the session take %v, and no folder has room: %s; name one that "+
-		"has (PLIMSOLL_FOLDER, or --folder)", needed, strings.Join(lacking, "; "))
+	return "", 0, protocol.DoesNotFit.Errorf("the files of the session take %v, and no folder has room: %s; name one "+
+		"that has (PLIMSOLL_FOLDER, or --folder)", needed, strings.Join(lacking, "; "))
 }
 
 // reserveOfFolder is left for the session header and for what clients bring.
@@ -127,6 +131,20 @@ func (in *Inherited) newFile(name string, text []byte) (*os.File, error) {
 	}
 	_, err = file.Write(text)
 	return file, errors.Join(err, os.Remove(file.Name()))
+}
+
+// tellOfDisk warns of a state whose files are not in memory: the kernel writes to the disk what steps change.
+func (s *Server) tellOfDisk(made *session) {
+	if made.place == arena.Memory {
+		return
+	}
+	switch name := fileSystem(string(made.place)); name {
+	case "tmpfs", "ramfs":
+	default:
+		s.logf("session %v is in files of %s (%s): the kernel also writes what steps change to its disk, and steps "+
+			"may wait for it; PLIMSOLL_FOLDER or --folder names a folder in memory", keyOf(made.document),
+			made.place, name)
+	}
 }
 
 // removeFrom removes a file from the folder that has it.
@@ -177,27 +195,50 @@ func (k *Keeper) lockFolder(folder string) error {
 		return err
 	}
 	k.locked = directory
+	owner := filepath.Join(folder, ownerName)
 	until := time.Now().Add(folderPatience)
 	for {
 		err := unix.Flock(int(directory.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) {
+		if err == nil {
+			return os.WriteFile(owner, []byte(strconv.Itoa(os.Getppid())), 0o600)
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return err
 		}
-		if time.Now().After(until) {
-			return fmt.Errorf("another service has its state in %s: give this job another name, or another folder", folder)
+		if time.Now().After(until) || lives(owner) {
+			return fmt.Errorf("another service has its state in %s: give this job another name, or another folder",
+				folder)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
 }
 
+// lives reports whether the process lives whose number is in a file.
+func lives(file string) bool {
+	text, err := files.Read(file, 32)
+	if err != nil {
+		return false // the keeper that holds the lock is about to write it, or has removed the folder
+	}
+	number, err := strconv.Atoi(string(text))
+	if err != nil {
+		return false
+	}
+	process, err := procfs.NewProc(number)
+	if err != nil {
+		return false
+	}
+	status, err := process.Stat()
+	return err == nil && status.State != "Z" && status.State != "X"
+}
+
 // checkBoot refuses files from before the host was started again.
 func checkBoot(folder string) error {
-	now, err := os.ReadFile(bootFile)
+	now, err := files.ReadKernel(bootFile)
 	if err != nil {
 		return err
 	}
 	name := filepath.Join(folder, bootName)
-	then, err := os.ReadFile(name)
+	then, err := files.Read(name, 1<<10)
 	if errors.Is(err, os.ErrNotExist) {
 		return os.WriteFile(name, now, 0o600)
 	}
@@ -205,8 +246,8 @@ func checkBoot(folder string) error {
 		return err
 	}
 	if !bytes.Equal(then, now) {
-		return fmt.Errorf("%s has the state of a job that ran before this host was started, or on another host: its files "+
-			"may be of different instants; remove the folder, and go on from the last checkpoint", folder)
+		return fmt.Errorf("%s has the state of a job that ran before this host was started, or on another host: its "+
+			"files may be of different instants; remove the folder, and go on from the last checkpoint", folder)
 	}
 	return nil
 }
@@ -250,8 +291,9 @@ func (k *Keeper) Discard() error {
 
 // fileSystems have the names of file systems, from linux/magic.h.
 var fileSystems = map[int64]string{
-	unix.TMPFS_MAGIC: "tmpfs", unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs",
-	unix.OVERLAYFS_SUPER_MAGIC: "overlay", unix.NFS_SUPER_MAGIC: "nfs", unix.RAMFS_MAGIC: "ramfs", 0x2fc12fc1: "zfs",
+	unix.TMPFS_MAGIC: "tmpfs", unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs",
+	unix.BTRFS_SUPER_MAGIC: "btrfs", unix.OVERLAYFS_SUPER_MAGIC: "overlay", unix.NFS_SUPER_MAGIC: "nfs",
+	unix.RAMFS_MAGIC: "ramfs", 0x2fc12fc1: "zfs",
 	unix.FUSE_SUPER_MAGIC: "fuse", 0x01021997: "9p",
 }
 

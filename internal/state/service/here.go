@@ -47,8 +47,9 @@ func (k *Keeper) give() (*Inherited, error) {
 	if err != nil {
 		return nil, err
 	}
-	given := &Inherited{Listener: protocol.SocketListener{UnixListener: listener.(*net.UnixListener)}, Files: map[string]*os.File{}, Restarts: k.restarts}
-	listener.(*net.UnixListener).SetUnlinkOnClose(false)
+	socket := protocol.SocketListener{UnixListener: listener.(*net.UnixListener)}
+	given := &Inherited{Listener: socket, Files: map[string]*os.File{}, Restarts: k.restarts}
+	socket.SetUnlinkOnClose(false)
 	k.restarts++
 	for _, kept := range k.kept {
 		descriptor, err := unix.FcntlInt(kept.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)

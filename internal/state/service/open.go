@@ -261,6 +261,7 @@ func (s *Server) make(d protocol.AnyDocument, text []byte) (*session, error) {
 	if err != nil {
 		return nil, errors.Join(err, made.close())
 	}
+	s.tellOfDisk(made)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.all[keyOf(d)] = made

@@ -23,7 +23,8 @@ func (c *connection) setWindow(r request) (reply, error) {
 		return reply{}, err
 	}
 	if body.Bytes == 0 || body.Bytes > maximumWindow {
-		return reply{}, protocol.Refused.Errorf("window of %d bytes: expected 1 to %d", body.Bytes, uint64(maximumWindow))
+		return reply{}, protocol.Refused.Errorf("window of %d bytes: expected 1 to %d", body.Bytes,
+			uint64(maximumWindow))
 	}
 	// The seal keeps it from shrinking, so accesses cannot end this process.
 	if err := r.checkFile(int64(body.Bytes), unix.F_SEAL_SHRINK); err != nil {

@@ -285,7 +285,8 @@ const announceEvery = 500 * time.Millisecond
 // long as a keeper holds the pipe.
 func DialPipes(requests string) (_ *Pipes, err error) {
 	base := fmt.Sprintf("client-%d-%x", os.Getpid(), time.Now().UnixNano())
-	to, from := filepath.Join(filepath.Dir(requests), base+toSuffix), filepath.Join(filepath.Dir(requests), base+fromSuffix)
+	name := filepath.Join(filepath.Dir(requests), base)
+	to, from := name+toSuffix, name+fromSuffix
 	// Both ends of both pipes, until the service has its own: a pipe without a writer is at its end.
 	var files []*os.File
 	defer func() {
