@@ -183,8 +183,8 @@ test-python-all: build python ## Run the tests of the PyTorch client in every co
 	$(PYTEST) --nightly -n $(PYTEST_WORKERS) --dist worksteal python
 
 .PHONY: test-trl
-test-trl: build $(TRAINERS_INSTALLED) ## Run TRL's trainers with the optimizer service (1 GB of downloads)
-	PYTHONPATH=python $(TRAINERS_ENVIRONMENT)/bin/python -m pytest $(PYTEST_FLAGS) python/tests/test_trl.py
+test-trl: build $(TRAINERS_INSTALLED) ## Run TRL's trainers and torchtitan with the optimizer service (1 GB of downloads)
+	PYTHONPATH=python $(TRAINERS_ENVIRONMENT)/bin/python -m pytest $(PYTEST_FLAGS) python/tests/test_trl.py python/tests/test_torchtitan.py
 
 # The releases of megatron-core before the one in the environment. Each stands before it on the path, without what it needs.
 MEGATRON_RELEASES := 0.16.0 0.15.3

@@ -180,6 +180,8 @@ var mayOpen = map[string]string{
 	"internal/state/checkpoint/writer.go":   "it opens folders",
 	"internal/base/files/sync.go":           "it opens folders",
 	"internal/state/service/keeper.go":      "it opens the folder of the socket, to lock it",
+	"internal/state/service/folders.go":     "it opens the folder of the state, to lock it",
+	"internal/state/service/protocol/pipes": "it opens named pipes, and waits for none",
 	"internal/state/tier/disk_linux.go":     "it opens folders, to lock them",
 	"internal/after/view/program.go":        "it opens the terminal",
 	"cmd/plimsoll/create.go":                "it opens what is written, which may be a pipe",

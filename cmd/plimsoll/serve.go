@@ -7,10 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -22,12 +22,14 @@ import (
 	"plimsoll/internal/machine/host"
 	"plimsoll/internal/run/launch"
 	"plimsoll/internal/state/service"
+	"plimsoll/internal/state/service/protocol"
 	"plimsoll/internal/state/tier"
 )
 
 // serveOptions are the flags of the verb.
 type serveOptions struct {
 	socket, metrics  string
+	folders          []string
 	reserve          int
 	hostProfile      string
 	sums             string
@@ -55,10 +57,15 @@ PLIMSOLL_TIER_MEMORY, also to the service of plimsoll run.
 else starts. It ends with SIGTERM or Ctrl-C, and finishes checkpoints that are
 being written first; a second signal ends it at once. As a systemd unit it
 inherits its socket (ListenSequentialPacket=) and keeps its memory
-(FileDescriptorStoreMax=).`,
+(FileDescriptorStoreMax=).
+
+Where sockets or memory files are forbidden, --folder has the state in files of
+a folder, and trainers connect through a named pipe there. The state then
+outlives the service and its trainers, but not the host.`,
 		Example: `  plimsoll serve --socket ~/.plimsoll/socket
   plimsoll serve --socket ~/.plimsoll/socket --metrics 127.0.0.1:9464
-  plimsoll serve --socket ~/.plimsoll/socket --tier /mnt/nvme0,/mnt/nvme1`,
+  plimsoll serve --socket ~/.plimsoll/socket --tier /mnt/nvme0,/mnt/nvme1
+  plimsoll serve --folder /dev/shm/plimsoll`,
 		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return runServe(c, options) },
 	}
@@ -66,6 +73,9 @@ inherits its socket (ListenSequentialPacket=) and keeps its memory
 	flags.SortFlags = false
 	flags.StringVar(&options.socket, "socket", "", "`path` of the socket, of at most 100 bytes. Serve makes its "+
 		"directory and removes it in the end; an existing directory must be for this user alone (mode 0700)")
+	flags.StringSliceVar(&options.folders, "folder", nil, "`folders` for the state, in place of --socket. A session "+
+		"is in the first one with room, and trainers connect to the pipe \""+protocol.RequestsName+"\" in the first. "+
+		"Each must be for this user alone (mode 0700)")
 	flags.StringVar(&options.metrics, "metrics", "", "`address` at which to answer Prometheus "+
 		"(http://ADDRESS/metrics), such as :9464 (for this host alone) or 10.0.0.5:9464")
 	reserveFlag(command, &options.reserve)
@@ -78,7 +88,8 @@ inherits its socket (ListenSequentialPacket=) and keeps its memory
 	otherwise, options.badTier = tierOfService()
 	tierFlags(command, &options.tier, otherwise)
 	flags.BoolVar(&options.untilStdinCloses, "until-stdin-closes", false,
-		"end when stdin closes, as it does when the process at its other end dies")
+		"end when stdin closes, as it does when the process at its other end dies. The folders of --folder are "+
+			"removed then, unless the last line of stdin is \"keep\"")
 	return command
 }
 
@@ -103,15 +114,20 @@ func runServe(c *cobra.Command, o serveOptions) error {
 	if given != nil {
 		return serve(ctx, c, given, o)
 	}
-	if o.socket == "" {
+	switch {
+	case o.socket == "" && len(o.folders) == 0:
 		return fault.Inputf("--socket is missing: expected the path of the socket to listen at").
 			WithHint("give --socket ~/.plimsoll/socket")
+	case o.socket != "" && len(o.folders) > 0:
+		return fault.Inputf("--socket and --folder are given: expected one of them, as trainers of --folder use " +
+			"no socket")
 	}
+	keep := make(chan bool, 1)
 	if o.untilStdinCloses {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithCancel(ctx)
 		go func() {
-			_, _ = io.Copy(io.Discard, os.Stdin)
+			keep <- service.UntilClosed(os.Stdin)
 			cancel()
 		}()
 	}
@@ -127,17 +143,35 @@ func runServe(c *cobra.Command, o serveOptions) error {
 	if _, err := localHost(o.reserve); err != nil {
 		return err
 	}
+	for i, folder := range o.folders {
+		if o.folders[i], err = filepath.Abs(folder); err != nil {
+			return err
+		}
+	}
 	keeper, err := keeperWith(o.socket, o.metrics, logTo(c), "--reserve", strconv.Itoa(o.reserve),
 		"--"+hostProfileFlagName, o.hostProfile, "--sums", o.sums,
-		"--tier", strings.Join(o.tier.folders, ","), "--memory", strconv.FormatInt(int64(o.tier.memory), 10)+"B")
+		"--tier", strings.Join(o.tier.folders, ","), "--memory", strconv.FormatInt(int64(o.tier.memory), 10)+"B",
+		"--folder", strings.Join(o.folders, ","))
 	if err != nil {
 		return err
 	}
+	flag := "--socket"
+	if keeper.Folders = o.folders; len(o.folders) > 0 {
+		flag = "--folder"
+	}
 	if err := keeper.Listen(); err != nil {
-		return &fault.Input{What: "--socket", Err: err}
+		return &fault.Input{What: flag, Err: err}
 	}
 	go killWhenAskedAgain(ctx, keeper)
-	return keeper.Run(ctx)
+	err = keeper.Run(ctx)
+	select {
+	case stays := <-keep:
+		if !stays {
+			err = errors.Join(err, keeper.Discard())
+		}
+	default: // a signal has ended it, or the service
+	}
+	return err
 }
 
 // killWhenAskedAgain kills the service on a second signal, for users who do not want to wait for checkpoints.
@@ -212,6 +246,9 @@ func localHost(reserve int) (*host.Host, error) {
 
 // serve is the service itself.
 func serve(ctx context.Context, c *cobra.Command, given *service.Inherited, o serveOptions) error {
+	if err := given.UseFolders(o.folders); err != nil {
+		return fmt.Errorf("the folders of the state: %w", err)
+	}
 	hasState := len(given.Files) > 0
 	release, err := lockTier(o.tier.folders)
 	if err != nil {

@@ -14,6 +14,7 @@ from plimsoll import protocol
 from plimsoll.connection import Connection, Request
 from plimsoll.descriptors import by_file, close_all, make_room
 from plimsoll.errors import PlimsollError, ProtocolError
+from plimsoll.pipes import new_file
 from plimsoll.protocol import Kind
 
 _WINDOW_BYTES = 16 << 20
@@ -26,11 +27,11 @@ class Arena:
     ``type`` is that of the elements: "bf16", "fp16" or "fp32".
     """
 
-    def __init__(self, description: protocol.ArenaDescription, descriptor: int):
+    def __init__(self, description: protocol.ArenaDescription, descriptor: int, *, sealed: bool = True):
         self.name, self.component, self.type = description.name, description.component, description.type
         self.bytes = description.bytes
         self.identity = _identity(descriptor)
-        _check_file(description, descriptor)
+        _check_file(description, descriptor, sealed)
         # The mapping has a descriptor of its own, for as long as anything uses it.
         self.memory = mmap.mmap(descriptor, description.mapped_bytes, mmap.MAP_SHARED, _READ_AND_WRITE)
         _mapped[self.memory] = self.identity
@@ -72,11 +73,13 @@ def _identity(descriptor: int) -> Tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _check_file(description: protocol.ArenaDescription, descriptor: int) -> None:
+def _check_file(description: protocol.ArenaDescription, descriptor: int, sealed: bool) -> None:
     """A file that is too short, or could shrink, would end this process with a signal."""
     size = os.fstat(descriptor).st_size
     if size != description.mapped_bytes:
         raise ProtocolError(f"open: the file of arena {description.name} has {size} bytes: expected {description.mapped_bytes}")
+    if not sealed:
+        return
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError as error:
@@ -96,7 +99,7 @@ class Holder(Connection):
         except ConnectionError as error:
             raise PlimsollError(str(error)) from error
         try:
-            self.arenas = {a.component: Arena(a, d) for a, d in zip(opened.arenas, descriptors)}
+            self.arenas = {a.component: Arena(a, d, sealed=self.folder is None) for a, d in zip(opened.arenas, descriptors)}
         except BaseException:
             self._disconnect()
             raise
@@ -214,14 +217,20 @@ class Session(Holder):
     def _halves(self) -> List[np.ndarray]:
         """The window, as two halves of fp32 numbers: one is filled while the other is worked on."""
         if self._window is None:
-            descriptor = os.memfd_create("plimsoll-window", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(descriptor, _WINDOW_BYTES)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            descriptor = self._new_window()
             self.call(Kind.WINDOW, protocol.pack_window(_WINDOW_BYTES), [descriptor])
             self._window = descriptor
             numbers = np.frombuffer(mmap.mmap(descriptor, _WINDOW_BYTES), np.float32)
             self._window_halves = [numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]]
         return self._window_halves
+
+    def _new_window(self) -> int:
+        if self.folder:
+            return new_file(self.folder, _WINDOW_BYTES)
+        descriptor = os.memfd_create("plimsoll-window", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, _WINDOW_BYTES)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        return descriptor
 
     def _blocks(self, first: int, count: int):
         """Cuts a range into blocks that fit half of the window: (slice of the whole, half, first element, offset)."""
@@ -435,7 +444,7 @@ class Session(Holder):
         """
         with self._lock:
             self.drain()
-            descriptor = os.memfd_create("plimsoll-delta", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            descriptor = new_file(self.folder) if self.folder else os.memfd_create("plimsoll-delta", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
                 size = protocol.parse_number(self.call(Kind.DELTA, protocol.pack_delta(begin=begin, whole=whole), [descriptor]), Kind.DELTA)
                 with open(descriptor, "rb", closefd=False) as file:

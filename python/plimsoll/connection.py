@@ -8,11 +8,12 @@ import socket
 import threading
 import time
 import weakref
-from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple, Union
 
 from plimsoll import protocol, trust
 from plimsoll.descriptors import close_all
 from plimsoll.errors import PlimsollError, ProtocolError, StateLost
+from plimsoll.pipes import Pipes, folder_of, new_file
 from plimsoll.protocol import Kind
 
 # Unread answers fill the socket. The service would wait for this process while this process waits for the service.
@@ -54,7 +55,9 @@ class Connection:
         self._lock = threading.RLock()
         self._outstanding: Deque[Request] = collections.deque()
         self._number = 0
-        self._socket: Optional[socket.socket] = None
+        self._socket: Union[socket.socket, Pipes, None] = None
+        #: The folder of a service without sockets. Nothing can seal files there.
+        self.folder = folder_of(self.path)
         self._broken: Optional[Exception] = None
         self._in_doubt = False  # whether more or less may have been sent and received than is noted
         _connections.add(self)
@@ -178,7 +181,7 @@ class Connection:
     def _connect(self) -> Tuple[Any, List[int]]:
         document = protocol.pack_document(self.document)
         try:
-            connection = trust.connect(self.path)
+            connection = trust.connect_in(self.folder, self.path) if self.folder else trust.connect(self.path)
         except OSError as error:
             raise ConnectionError(
                 f"no optimizer service answers at {self.path}: {error}; start one (plimsoll serve --socket {self.path}), "
@@ -186,7 +189,7 @@ class Connection:
             ) from None
         descriptors: List[int] = []
         try:
-            file = _sealed("plimsoll-open", document)
+            file = _sealed("plimsoll-open", document, self.folder)
             try:
                 _send(connection, protocol.pack(self.opening, 0, protocol.pack_number(len(document))), [file])
             finally:
@@ -207,6 +210,8 @@ class Connection:
     def _is_over(self) -> bool:
         """Whether the service has closed the connection."""
         assert self._socket is not None
+        if isinstance(self._socket, Pipes):
+            return self._socket.is_over()
         try:
             return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -289,25 +294,31 @@ _WITHOUT_RESULT = frozenset(
 )
 
 
-def _sealed(name: str, content: bytes) -> int:
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def _sealed(name: str, content: bytes, folder: Optional[str]) -> int:
+    descriptor = new_file(folder) if folder else os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(descriptor, "wb", closefd=False) as file:
         file.write(content)
+    if folder:
+        return descriptor
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
     return descriptor
 
 
-def _send(connection: Optional[socket.socket], packet: bytes, descriptors: Sequence[int]) -> None:
+def _send(connection: Union[socket.socket, Pipes, None], packet: bytes, descriptors: Sequence[int]) -> None:
     assert connection is not None
-    if descriptors:
+    if isinstance(connection, Pipes):
+        connection.send(packet, descriptors)
+    elif descriptors:
         socket.send_fds(connection, [packet], list(descriptors))
     else:
         connection.send(packet)
 
 
-def _receive(connection: Optional[socket.socket]) -> Tuple[bytes, List[int]]:
+def _receive(connection: Union[socket.socket, Pipes, None]) -> Tuple[bytes, List[int]]:
     """Receives one packet and its descriptors. Raises ConnectionError at the end."""
     assert connection is not None
+    if isinstance(connection, Pipes):
+        return connection.receive()
     room = socket.CMSG_SPACE(protocol.MAXIMUM_DESCRIPTORS * array.array("i").itemsize)
     packet, ancillary, flags, _ = connection.recvmsg(protocol.MAXIMUM_PACKET, room, socket.MSG_CMSG_CLOEXEC)
     numbers = array.array("i")

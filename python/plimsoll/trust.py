@@ -9,6 +9,7 @@ import stat
 import struct
 
 from plimsoll.errors import PlimsollError
+from plimsoll.pipes import Pipes
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 
@@ -27,6 +28,14 @@ def connect(path: str) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def connect_in(folder: str, path: str) -> Pipes:
+    """A connection to the service in a folder, through the pipe at ``path``: as :func:`connect`."""
+    check_directory(folder)
+    if os.stat(folder).st_uid != os.geteuid():
+        raise PlimsollError(f"the folder of the service, {folder}, belongs to another user: expected user {os.geteuid()}")
+    return Pipes(path)
 
 
 def check_directory(name: str) -> None:

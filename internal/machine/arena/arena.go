@@ -27,6 +27,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync/atomic"
 	"unsafe"
 
@@ -84,7 +85,9 @@ type Arena struct {
 	name     string
 	size     ledger.Bytes
 	pages    Pages
+	place    Place
 	file     *os.File
+	unnamed  bool        // the file in a folder has no name of its owner's yet
 	borrowed bool        // the caller of Attach owns the file and closes it
 	whole    []byte      // all mapped pages
 	gaveUp   atomic.Bool // collapsing pages takes too long, or is impossible
@@ -93,21 +96,76 @@ type Arena struct {
 // New maps an arena of size bytes and touches none of them. A page belongs to the
 // NUMA node of the thread that populates it or writes to it first.
 func New(name string, size ledger.Bytes, pages Pages) (*Arena, error) {
+	return Memory.New(name, size, pages)
+}
+
+// Attach maps an arena that another process has made in memory, from its file. It opens no
+// other descriptor. The caller owns the file until [Arena.Adopt].
+func Attach(name string, size ledger.Bytes, pages Pages, file *os.File) (*Arena, error) {
+	return Memory.Attach(name, size, pages, file)
+}
+
+// Place is where arenas are: the folder of their files, or [Memory]. A file in a folder outlives all processes. Only
+// base pages are in files.
+type Place string
+
+// Memory is the place of arenas that are memfds.
+const Memory Place = ""
+
+// unnamed begins the name of a file in a folder until its owner renames it.
+const unnamed = "new-"
+
+// New is [New] at a place. All blocks of a file in a folder are allocated: a disk that is full would end every process
+// that writes to the mapping with a signal. [Arena.Close] removes the file unless [Arena.Rename] has named it.
+func (p Place) New(name string, size ledger.Bytes, pages Pages) (*Arena, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("arena %s: %d bytes", name, size)
 	}
-	file, err := memfd(NamePrefix+name, pages)
+	file, err := p.create(name, pages)
 	if err != nil {
-		return nil, fmt.Errorf("arena %s: memfd_create: %w", name, err)
+		return nil, err
 	}
-	a := &Arena{name: name, size: size, pages: pages, file: file}
+	a := &Arena{name: name, size: size, pages: pages, place: p, file: file, unnamed: p != Memory}
 	if err := a.open(pages); err != nil {
 		return nil, errors.Join(fmt.Errorf("arena %s of %v: %w", name, size, err), a.Close())
 	}
 	return a, nil
 }
 
+func (p Place) create(name string, pages Pages) (*os.File, error) {
+	if p == Memory {
+		file, err := memfd(NamePrefix+name, pages)
+		if err != nil {
+			return nil, fmt.Errorf("arena %s: memfd_create: %w", name, err)
+		}
+		return file, nil
+	}
+	if pages != BasePages {
+		return nil, fmt.Errorf("arena %s: a file in a folder has no %v", name, pages)
+	}
+	file, err := os.CreateTemp(string(p), unnamed)
+	if err != nil {
+		return nil, fmt.Errorf("arena %s: %w", name, err)
+	}
+	return file, nil
+}
+
+// RemoveUnnamed removes the files that a process left in the folder before they were renamed.
+func (p Place) RemoveUnnamed() error {
+	left, err := filepath.Glob(filepath.Join(string(p), unnamed+"*"))
+	for _, name := range left {
+		err = errors.Join(err, os.Remove(name))
+	}
+	return err
+}
+
 func (a *Arena) open(pages Pages) error {
+	if a.place != Memory {
+		if err := allocate(a.file, int64(pages.Round(a.size))); err != nil {
+			return fmt.Errorf("allocate it in %s: %w", a.place, err)
+		}
+		return a.mapFile()
+	}
 	if err := a.file.Truncate(int64(pages.Round(a.size))); err != nil {
 		return fmt.Errorf("ftruncate: %w", err)
 	}
@@ -117,13 +175,13 @@ func (a *Arena) open(pages Pages) error {
 	return a.mapFile()
 }
 
-// Attach maps an arena that another process has made, from its file. It opens no
-// other descriptor. The caller owns the file until [Arena.Adopt].
-func Attach(name string, size ledger.Bytes, pages Pages, file *os.File) (*Arena, error) {
+// Attach is [Attach] at a place. The size of a file in a folder is checked, but nothing keeps another program from
+// changing it: the folder must be its owner's alone.
+func (p Place) Attach(name string, size ledger.Bytes, pages Pages, file *os.File) (*Arena, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("arena %s: %d bytes", name, size)
 	}
-	a := &Arena{name: name, size: size, pages: pages, file: file, borrowed: true}
+	a := &Arena{name: name, size: size, pages: pages, place: p, file: file, borrowed: true}
 	err := a.check(pages)
 	if err == nil {
 		err = a.mapFile()
@@ -140,12 +198,14 @@ func (a *Arena) Adopt() { a.borrowed = false }
 // check compares a file with what [New] makes. A file that shrank would end every
 // process that maps it with a signal.
 func (a *Arena) check(pages Pages) error {
-	fixed, err := hasFixedSize(a.file)
-	if err != nil {
-		return fmt.Errorf("its file is no memfd: %w", err)
-	}
-	if !fixed {
-		return errors.New("its file is not sealed against resizing")
+	if a.place == Memory {
+		fixed, err := hasFixedSize(a.file)
+		if err != nil {
+			return fmt.Errorf("its file is no memfd: %w", err)
+		}
+		if !fixed {
+			return errors.New("its file is not sealed against resizing")
+		}
 	}
 	info, err := a.file.Stat()
 	if err != nil {
@@ -221,6 +281,15 @@ func (a *Arena) Whole() []byte { return a.whole }
 // File returns the memfd, to be passed to another process.
 func (a *Arena) File() *os.File { return a.file }
 
+// Rename gives the file in a folder its name there. From now on it outlives the arena.
+func (a *Arena) Rename(name string) error {
+	if err := os.Rename(a.file.Name(), filepath.Join(string(a.place), name)); err != nil {
+		return err
+	}
+	a.unnamed = false
+	return nil
+}
+
 // Close unmaps the arena. It also closes the file, unless the arena was attached and
 // not adopted.
 func (a *Arena) Close() error {
@@ -231,6 +300,9 @@ func (a *Arena) Close() error {
 	}
 	if a.borrowed {
 		return err
+	}
+	if a.unnamed {
+		err = errors.Join(err, os.Remove(a.file.Name()))
 	}
 	return errors.Join(err, a.file.Close())
 }

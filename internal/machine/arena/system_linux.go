@@ -37,6 +37,21 @@ func hasFixedSize(file *os.File) (bool, error) {
 	return found&seals == seals, err
 }
 
+// allocate gives a file its size, and all blocks that it needs.
+func allocate(file *os.File, size int64) error {
+	err := unix.Fallocate(int(file.Fd()), 0, 0, size)
+	if !errors.Is(err, unix.EOPNOTSUPP) {
+		return err
+	}
+	zeros := make([]byte, 1<<20)
+	for at := int64(0); at < size; at += int64(len(zeros)) {
+		if _, err := file.WriteAt(zeros[:min(int64(len(zeros)), size-at)], at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func askForHugePages(memory []byte) error { return unix.Madvise(memory, unix.MADV_HUGEPAGE) }
 
 // collapse has the kernel collapse the pages of a range into huge ones.

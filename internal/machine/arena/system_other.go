@@ -14,6 +14,7 @@ import (
 func memfd(string, Pages) (*os.File, error)        { return nil, errors.ErrUnsupported }
 func fixSize(*os.File) error                       { return errors.ErrUnsupported }
 func hasFixedSize(*os.File) (bool, error)          { return false, errors.ErrUnsupported }
+func allocate(*os.File, int64) error               { return errors.ErrUnsupported }
 func askForHugePages([]byte) error                 { return errors.ErrUnsupported }
 func collapse([]byte) error                        { return errors.ErrUnsupported }
 func residentBytes(*os.File) (ledger.Bytes, error) { return 0, errors.ErrUnsupported }

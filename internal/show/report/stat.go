@@ -36,6 +36,9 @@ func (s Stat) Page() *Page {
 		}
 	}
 	for _, x := range s.Sessions {
+		if x.Folder != "" {
+			facts.add("files", "rank%d/%s: in %s (%s)", x.Rank, x.Part, x.Folder, x.FileSystem)
+		}
 		if t := x.Tier; t != nil {
 			facts.add("tier", "rank%d/%s: %v in %s, a window of %v; a step writes %v; %v written since %v ago", x.Rank,
 				x.Part, t.Bytes, strings.Join(t.Folders, ", "), t.Window, t.StepWrites, ledger.Bytes(t.Written),

@@ -19,7 +19,7 @@ func TestStatIsReadable(t *testing.T) {
 		Unanswered: 3, QueuedBytes: 2 * ledger.KiB,
 		Sessions: []protocol.SessionStatus{{
 			Part: "bf16", Optimizer: "adamw", State: "split", Moments: "fp32", Elements: 1000, Client: 7965, Step: 5,
-			SavedStep: 4, MissesGradients: true,
+			SavedStep: 4, MissesGradients: true, Folder: "/dev/shm/plimsoll", FileSystem: "tmpfs",
 			StateBytes: 14_000, TrafficBytes: 26_000_000, LastStepSeconds: 0.001, StepsMade: 5,
 			StepSeconds: 0.005,
 		}},
@@ -88,6 +88,7 @@ requests           12,345, of which 2 were refused
 queue              3 in progress, including this one; 2.00 KiB not read yet
 job                tune
 waiting            rank0/bf16: step 6 waits for gradients
+files              rank0/bf16: in /dev/shm/plimsoll (tmpfs)
 
 ┌──────┬──────┬───────────┬─────────────────────┬────────────┬──────┬───────────┬───────────┬────────┬────────────┐
 │ rank │ part │ optimizer │ state               │ parameters │ step │ last step │     moved │ client │ checkpoint │

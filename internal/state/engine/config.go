@@ -25,6 +25,7 @@ type ShardConfig struct {
 	*shard.Layout
 	Kernel kernel.Set
 	Pages  arena.Pages
+	Place  arena.Place
 	CPUs   []int // one worker on each
 	// Journal lets another process finish a step that this process has begun.
 	// It costs an arena, and some time of every step.

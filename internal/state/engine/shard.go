@@ -62,7 +62,7 @@ type update struct {
 // of the journal.
 func NewShard(c ShardConfig) (*Shard, error) {
 	return open(c, func(plan arena.Plan) (*arena.Arena, error) {
-		return arena.New(plan.Name, plan.Size, c.Pages)
+		return c.Place.New(plan.Name, plan.Size, c.Pages)
 	}, func(s *Shard, head *journalHead) error {
 		clear(s.journal().Bytes())
 		head.init(c)
@@ -82,7 +82,7 @@ func AttachShard(c ShardConfig, files map[string]*os.File) (*Shard, error) {
 		if file == nil {
 			return nil, fmt.Errorf("arena %s of %v: there is no file of that name", plan.Name, plan.Size)
 		}
-		return arena.Attach(plan.Name, plan.Size, c.Pages, file)
+		return c.Place.Attach(plan.Name, plan.Size, c.Pages, file)
 	}, func(s *Shard, head *journalHead) error { return s.checkJournal(head) }, true)
 }
 

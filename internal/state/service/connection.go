@@ -21,7 +21,7 @@ import (
 // connection is the connection of one client.
 type connection struct {
 	server  *Server
-	c       *net.UnixConn
+	c       protocol.Conn
 	process int
 	session *session
 	// answering counts the step whose answer is still to come; there is at most one.
@@ -42,7 +42,7 @@ type connection struct {
 	unanswered atomic.Int64
 }
 
-func newConnection(s *Server, c *net.UnixConn) *connection {
+func newConnection(s *Server, c protocol.Conn) *connection {
 	client := &connection{server: s, c: c}
 	client.idleSince.Store(time.Now().UnixNano())
 	client.abandoned, client.abandon = context.WithCancel(context.Background())
@@ -124,7 +124,7 @@ func (c *connection) serve(p protocol.Packet, files []*os.File, fault error) (mo
 	var out reply
 	if fault == nil {
 		c.kind.Store(uint32(p.Kind))
-		out, fault = c.handle(request{p, files})
+		out, fault = c.handle(request{p, files, c.server.given.inFolders()})
 		c.kind.Store(0)
 	}
 	protocol.CloseAll(files)

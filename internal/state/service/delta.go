@@ -24,7 +24,7 @@ func (c *connection) delta(r request) (reply, error) {
 	if err != nil {
 		return reply{}, err
 	}
-	if err := protocol.CheckSeals(r.files[0], 0, 0); err != nil {
+	if err := r.checkFile(0, 0); err != nil {
 		return reply{}, protocol.Refused.Errorf("delta: %v", err)
 	}
 	s := c.session.contents.(*heldShard)

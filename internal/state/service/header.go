@@ -122,10 +122,12 @@ func (h *headerFields) size() ledger.Bytes {
 
 // newHeader makes the header of a session. It holds the original text of the document:
 // a restoring service parses the same text, and so refuses it only if open would have.
-func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages, options uint64) (*sessionHeader, error) {
+func newHeader(d protocol.AnyDocument, text []byte, place arena.Place, pages arena.Pages, options uint64) (
+	*sessionHeader, error,
+) {
 	static := headerFields{document: uint64(len(text)), pages: uint64(pages), options: options}
 	static.groupCount, static.leftBytes = prepares(d)
-	a, err := arena.New(keyOf(d).String()+"/"+headerComponent, static.size(), arena.BasePages)
+	a, err := place.New(keyOf(d).String()+"/"+headerComponent, static.size(), arena.BasePages)
 	if err != nil {
 		return nil, err
 	}
@@ -198,7 +200,7 @@ func (h *headerFields) check() error {
 }
 
 // readHeader reads the header that an earlier service made. The caller keeps the file.
-func readHeader(name string, file *os.File) (*sessionHeader, protocol.AnyDocument, error) {
+func readHeader(name string, place arena.Place, file *os.File) (*sessionHeader, protocol.AnyDocument, error) {
 	bytes := make([]byte, headerFieldsSize)
 	if _, err := file.ReadAt(bytes, 0); err != nil {
 		return nil, nil, fmt.Errorf("the session header %s: %w", name, err)
@@ -207,7 +209,7 @@ func readHeader(name string, file *os.File) (*sessionHeader, protocol.AnyDocumen
 	if err := fields.check(); err != nil {
 		return nil, nil, fmt.Errorf("the session header %s: %w", name, err)
 	}
-	a, err := arena.Attach(name, fields.size(), arena.BasePages, file)
+	a, err := place.Attach(name, fields.size(), arena.BasePages, file)
 	if err != nil {
 		return nil, nil, fmt.Errorf("the session header %s says that it is larger than its file, or smaller: %w; "+
 			"begin again from the last checkpoint", name, err)

@@ -37,7 +37,7 @@ func designStates(d *protocol.HoldDocument, cpus []int) *design {
 		make: func(of *session) (func() error, error) {
 			held := &heldStates{session: of, document: d, layout: states.NewLayout(d.Chunks)}
 			for _, plan := range plans {
-				a, err := arena.New(plan.Name, plan.Size, of.pages)
+				a, err := of.place.New(plan.Name, plan.Size, of.pages)
 				if err != nil {
 					return nil, errors.Join(err, held.giveBack())
 				}
@@ -59,7 +59,7 @@ func designStates(d *protocol.HoldDocument, cpus []int) *design {
 			held := &heldStates{session: of, document: d, layout: states.NewLayout(d.Chunks)}
 			of.contents = held
 			for _, plan := range plans {
-				a, err := arena.Attach(plan.Name, plan.Size, of.pages, files[plan.Name])
+				a, err := of.place.Attach(plan.Name, plan.Size, of.pages, files[plan.Name])
 				if err != nil {
 					return err
 				}

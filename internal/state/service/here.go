@@ -9,6 +9,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"plimsoll/internal/state/service/protocol"
 )
 
 // Here is one life of a service in this process: serve is the service, with what it inherits. The keeper keeps its
@@ -45,8 +47,9 @@ func (k *Keeper) give() (*Inherited, error) {
 	if err != nil {
 		return nil, err
 	}
-	given := &Inherited{Listener: listener.(*net.UnixListener), Files: map[string]*os.File{}, Restarts: k.restarts}
-	given.Listener.SetUnlinkOnClose(false)
+	socket := protocol.SocketListener{UnixListener: listener.(*net.UnixListener)}
+	given := &Inherited{Listener: socket, Files: map[string]*os.File{}, Restarts: k.restarts}
+	socket.SetUnlinkOnClose(false)
 	k.restarts++
 	for _, kept := range k.kept {
 		descriptor, err := unix.FcntlInt(kept.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)

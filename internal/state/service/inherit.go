@@ -15,16 +15,20 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"plimsoll/internal/machine/arena"
+	"plimsoll/internal/state/service/protocol"
 )
 
 // Inherited is what a keeper, or systemd, gives a service at its start.
 type Inherited struct {
-	Listener *net.UnixListener
+	Listener protocol.Listener
 	// Files are the files that earlier services had kept, by name; see keptName.
 	Files    map[string]*os.File
 	Restarts int
 	watchdog time.Duration // the keeper expects a sign of life this often; 0 is never
 	store    *store
+	folders  []arena.Place // where arenas are, the first one first; none is memory
 }
 
 // Inherit returns what was given to this process, or nil if nothing was. It unsets the
@@ -59,22 +63,16 @@ func Inherit() (*Inherited, error) {
 		descriptor := firstInherited + i
 		unix.CloseOnExec(descriptor)
 		file := os.NewFile(uintptr(descriptor), name)
-		if i > 0 {
+		switch {
+		case i == 0: // whatever its unit calls it
+			if in.Listener, err = inheritedListener(file); err != nil {
+				return nil, err
+			}
+		case name == notifyName:
+			in.store = &store{pipe: file, address: name}
+		default:
 			in.Files[name] = file
-			continue
 		}
-		// The first file is the socket, whatever its unit calls it.
-		listener, err := net.FileListener(file)
-		if err = errors.Join(err, file.Close()); err != nil {
-			return nil, fmt.Errorf("the inherited socket: %w", err)
-		}
-		unixListener, ok := listener.(*net.UnixListener)
-		if !ok || listener.Addr().Network() != "unixpacket" {
-			return nil, fmt.Errorf("the inherited socket is of type %s: expected unixpacket "+
-				"(ListenSequentialPacket=)", listener.Addr().Network())
-		}
-		in.Listener = unixListener
-		in.Listener.SetUnlinkOnClose(false) // the keeper owns it
 	}
 	for _, name := range []string{
 		inheritedCount, inheritedNames, inheritedProcess, notifySocket, restartCount, mostKept, watchdogTime,
@@ -87,10 +85,32 @@ func Inherit() (*Inherited, error) {
 	return in, nil
 }
 
+// inheritedListener returns the listener of an inherited socket, or of a named pipe.
+func inheritedListener(file *os.File) (protocol.Listener, error) {
+	info, err := file.Stat()
+	if err == nil && info.Mode()&os.ModeNamedPipe != 0 {
+		return protocol.NewPipeListener(file)
+	}
+	listener, err := net.FileListener(file)
+	if err = errors.Join(err, file.Close()); err != nil {
+		return nil, fmt.Errorf("the inherited socket: %w", err)
+	}
+	unixListener, ok := listener.(*net.UnixListener)
+	if !ok || listener.Addr().Network() != "unixpacket" {
+		return nil, fmt.Errorf("the inherited socket is of type %s: expected unixpacket "+
+			"(ListenSequentialPacket=)", listener.Addr().Network())
+	}
+	unixListener.SetUnlinkOnClose(false) // the keeper owns it
+	return protocol.SocketListener{UnixListener: unixListener}, nil
+}
+
 // store keeps files that must outlive the service, in its keeper or in systemd.
 type store struct {
 	socket  int
 	address string
+	// pipe is to the keeper of a service in folders, which keep the files: nothing but signs of life goes there.
+	pipe    *os.File
+	folders []arena.Place
 	// answers is set if a [Keeper] keeps them: it answers how many files it has kept.
 	answers bool
 	// most is how many files can be kept; 0 if unknown.
@@ -122,9 +142,12 @@ var keeperPatience = 20 * time.Second
 // keeperPart is how long one call waits for it.
 func keeperPart() time.Duration { return keeperPatience / 20 }
 
-// keep asks the keeper to keep a file. A nil store does nothing.
-func (s *store) keep(name string, file *os.File) error {
-	return s.send("FDSTORE=1\nFDPOLL=0\nFDNAME="+name, file)
+// keep has the file of an arena kept. A nil store does nothing.
+func (s *store) keep(name string, a *arena.Arena) error {
+	if s != nil && s.folders != nil {
+		return a.Rename(name)
+	}
+	return s.send("FDSTORE=1\nFDPOLL=0\nFDNAME="+name, a.File())
 }
 
 // forget asks the keeper to close the files of a name. A keeper that takes no message now is asked again with the next
@@ -132,6 +155,9 @@ func (s *store) keep(name string, file *os.File) error {
 func (s *store) forget(name string) error {
 	if s == nil {
 		return nil
+	}
+	if s.folders != nil {
+		return removeFrom(s.folders, name)
 	}
 	var err error
 	if !s.silent.Load() {
@@ -163,7 +189,7 @@ func (s *store) settle() {
 // the descriptor that comes with BARRIER=1. A [Keeper] first writes to it how many
 // files of the session it has kept: it may have run out of descriptors.
 func (s *store) confirm(session string, files int) error {
-	if s == nil {
+	if s == nil || s.folders != nil {
 		return nil
 	}
 	answer, asked, err := os.Pipe()
@@ -217,6 +243,9 @@ func (s *store) extend() { s.hint("EXTEND_TIMEOUT_USEC=30000000") }
 // hint sends a message that may be lost, and reports whether it was sent: a keeper that does not read has enough of
 // them queued.
 func (s *store) hint(text string) bool {
+	if s != nil && s.pipe != nil {
+		return s.tell(text) == nil
+	}
 	return s != nil &&
 		unix.Sendmsg(s.socket, []byte(text), nil, &unix.SockaddrUnix{Name: s.address}, unix.MSG_DONTWAIT) == nil
 }
@@ -232,6 +261,9 @@ func (s *store) silence() error {
 func (s *store) send(text string, files ...*os.File) error {
 	if s == nil {
 		return nil
+	}
+	if s.pipe != nil {
+		return s.tell(text)
 	}
 	var rights []byte
 	for _, f := range files {

@@ -55,6 +55,8 @@ const SocketVariable = "PLIMSOLL_SOCKET"
 type Keeper struct {
 	// Socket is the path of the socket that clients connect to.
 	Socket string
+	// Folders have the files of arenas, and the first one the named pipe that clients connect to, in place of a socket.
+	Folders []string
 	// Lazy delays the start of the service until the first client connects.
 	Lazy bool
 	// Command returns the command of the service, without the files and variables that
@@ -71,6 +73,7 @@ type Keeper struct {
 
 	made     bool // the keeper created the directory of the socket
 	listener *os.File
+	locked   *os.File      // the first folder
 	notify   *net.UnixConn // receives the messages of services
 	kept     []keptFile
 	ready    bool // the running service has begun to serve
@@ -104,6 +107,9 @@ type keptFile struct {
 // Listen creates the socket. From now on clients can connect; they wait for the
 // service.
 func (k *Keeper) Listen() error {
+	if len(k.Folders) > 0 {
+		return k.listenInFolders()
+	}
 	if length := len(k.Socket); length > longestSocket {
 		return fmt.Errorf("the socket of the service, %s, has a path of %d bytes: expected at most %d, as the kernel "+
 			"takes no more; choose a shorter one, such as /tmp/plimsoll/socket", k.Socket, length, longestSocket)
@@ -146,6 +152,14 @@ const (
 )
 
 func (k *Keeper) notifyPath() string { return k.Socket + notifySuffix }
+
+// notifyAddress is where the service sends its messages; in folders a pipe is there for them.
+func (k *Keeper) notifyAddress() string {
+	if len(k.Folders) > 0 {
+		return ""
+	}
+	return k.notifyPath()
+}
 
 // privateDirectory creates the directory. If it exists, other users must not have
 // access to it.
@@ -289,11 +303,21 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 	if command.Env == nil {
 		command.Env = os.Environ()
 	}
+	var signs *os.File // of life
+	if len(k.Folders) > 0 {
+		var told *os.File
+		var err error
+		if signs, told, err = os.Pipe(); err != nil {
+			return err
+		}
+		defer told.Close()
+		names, command.ExtraFiles = append(names, notifyName), append(command.ExtraFiles, told)
+	}
 	command.Env = append(command.Env,
 		inheritedCount+"="+strconv.Itoa(len(names)),
 		inheritedNames+"="+strings.Join(names, ":"),
 		inheritedProcess+"=", // not known before the start
-		notifySocket+"="+k.notifyPath(),
+		notifySocket+"="+k.notifyAddress(),
 		mostKept+"=", // systemd's limit is for this process, not for the service
 		watchdogTime+"="+strconv.FormatInt(k.patience().Microseconds(), 10),
 		watchdogProcess+"=", // as above
@@ -311,6 +335,16 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 		return fmt.Errorf("start the optimizer service: %w", err)
 	}
 	read := make(chan struct{})
+	if signs != nil {
+		_ = command.ExtraFiles[1].Close() // the service's alone: its death ends the pipe
+		go func() {
+			k.readPipe(signs)
+			close(read)
+		}()
+		err = explained(k.watch(ctx, command.Process, ended), kills)
+		<-read
+		return err
+	}
 	go func() {
 		k.read(command.Process.Pid)
 		close(read)
@@ -508,6 +542,11 @@ func (k *Keeper) Close() {
 	}
 	k.kept = nil
 	_ = k.listener.Close()
+	if len(k.Folders) > 0 {
+		_ = os.Remove(filepath.Join(k.Folders[0], protocol.RequestsName))
+		_ = k.locked.Close()
+		return
+	}
 	_ = k.notify.Close()
 	_ = os.Remove(k.Socket)
 	_ = os.Remove(k.notifyPath())

@@ -162,7 +162,8 @@ func serveUntil(t testing.TB) (server *Server, socket string, end func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err = NewServer("test", &Inherited{Listener: listener}, testHost, allForUpdates, Tier{}, t.Logf)
+	given := &Inherited{Listener: protocol.SocketListener{UnixListener: listener}}
+	server, err = NewServer("test", given, testHost, allForUpdates, Tier{}, t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -177,7 +177,7 @@ func TestMalformedMessages(t *testing.T) {
 			if err := protocol.WritePacket(client.Conn, malform(random, valid), with...); err != nil {
 				break // the service closed the connection
 			}
-			if err := client.Conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+			if err := client.Conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 				t.Fatal(err)
 			}
 			data, received, err := protocol.ReadPacket(client.Conn, make([]byte, protocol.MaximumPacket))
@@ -478,7 +478,7 @@ func FuzzRecord(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	header, err := newHeader(testDocument(), text, arena.BasePages, 0)
+	header, err := newHeader(testDocument(), text, arena.Memory, arena.BasePages, 0)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -490,7 +490,7 @@ func FuzzRecord(f *testing.F) {
 	fieldsOf(groups).groupCount = 1
 	f.Add(groups)
 	f.Add([]byte{})
-	pages, err := newHeader(testDocument(), text, 200, 0) // no such kind of pages exists
+	pages, err := newHeader(testDocument(), text, arena.Memory, 200, 0) // no such kind of pages exists
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -508,7 +508,7 @@ func FuzzRecord(f *testing.F) {
 		if _, err := unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, fixed|unix.F_SEAL_SEAL); err != nil {
 			t.Fatal(err)
 		}
-		a, d, err := readHeader("record", file)
+		a, d, err := readHeader("record", arena.Memory, file)
 		if err != nil {
 			if a != nil {
 				t.Fatal("a header that cannot be read is mapped still")

@@ -79,8 +79,7 @@ func readDocument(r request) (protocol.AnyDocument, []byte, error) {
 	if err := protocol.CheckDocumentLength(b.Length); err != nil {
 		return nil, nil, protocol.Refused.Errorf("%v: %v", r.Kind, err)
 	}
-	if err := protocol.CheckSeals(r.files[0], int64(b.Length),
-		unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE); err != nil {
+	if err := r.checkFile(int64(b.Length), unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE); err != nil {
 		return nil, nil, protocol.Refused.Errorf("%v: the document: %v", r.Kind, err)
 	}
 	text := make([]byte, b.Length)
@@ -231,15 +230,19 @@ func (s *Server) make(d protocol.AnyDocument, text []byte) (*session, error) {
 	if err := cmp.Or(s.checkRoom(h, planned, pages), s.checkTier(planned)); err != nil {
 		return nil, err
 	}
+	place, pages, err := s.given.placeOf(planned.arenas, pages)
+	if err != nil {
+		return nil, err
+	}
 	name := s.newName()
 	if err := s.checkKept(name, len(planned.arenas)); err != nil {
 		return nil, err
 	}
-	header, err := newHeader(d, text, pages, optionsOf(sums, planned.window()))
+	header, err := newHeader(d, text, place, pages, optionsOf(sums, planned.window()))
 	if err != nil {
 		return nil, protocol.Refused.Errorf("%v", err)
 	}
-	made := s.newSession(name, planned, pages, header)
+	made := s.newSession(name, planned, place, pages, header)
 	populate, err := planned.make(made)
 	if err != nil {
 		return nil, errors.Join(protocol.Refused.Errorf("%v", err), header.Close())
@@ -258,6 +261,7 @@ func (s *Server) make(d protocol.AnyDocument, text []byte) (*session, error) {
 	if err != nil {
 		return nil, errors.Join(err, made.close())
 	}
+	s.tellOfDisk(made)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.all[keyOf(d)] = made

@@ -72,6 +72,9 @@ func (s *session) status() protocol.SessionStatus {
 		Rank: of.Rank, Part: of.SessionPart(), Client: s.holder.Load(), Step: s.contents.steps(),
 		Saving: s.written.Load() != nil, SavedStep: s.savedStep.Load(),
 	}
+	if s.place != arena.Memory {
+		status.Folder, status.FileSystem = string(s.place), fileSystem(string(s.place))
+	}
 	s.contents.describe(&status)
 	return status
 }

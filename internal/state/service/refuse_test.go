@@ -22,6 +22,7 @@ import (
 
 	"plimsoll/internal/base/datagram"
 	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/machine/arena"
 	"plimsoll/internal/state/service/client"
 	"plimsoll/internal/state/service/protocol"
 	"plimsoll/internal/state/service/servicetest"
@@ -142,7 +143,7 @@ func TestOpenIsRefused(t *testing.T) {
 		want   string
 	}{
 		{"shorter than said", uint64(length) + 1, []*os.File{sealed}, protocol.Refused,
-			fmt.Sprintf("open: the document: the memfd has %d bytes: expected at least %d", length, length+1)},
+			fmt.Sprintf("open: the document: the file has %d bytes: expected at least %d", length, length+1)},
 		{"of no bytes", 0, []*os.File{sealed}, protocol.Refused,
 			"open: a document of 0 bytes: expected 1 to 67108864"},
 		{"of too many", 1 << 63, []*os.File{sealed}, protocol.Refused,
@@ -285,7 +286,7 @@ func TestRequestsAreRefused(t *testing.T) {
 			protocol.Refused, "window of 0 bytes: expected 1 to 1099511627776"},
 		{"window that is smaller", func() error {
 			return s.Do(protocol.Window, protocol.Encode(protocol.WindowBody{Bytes: 4097}), memfd(t, nil, 4096, fixed))
-		}, protocol.Refused, "window: the memfd has 4096 bytes: expected at least 4097"},
+		}, protocol.Refused, "window: the file has 4096 bytes: expected at least 4097"},
 		{"window that could shrink", func() error {
 			return s.Do(protocol.Window, protocol.Encode(protocol.WindowBody{Bytes: 4096}),
 				memfd(t, nil, 4096, unix.F_SEAL_GROW))
@@ -717,7 +718,12 @@ func TestEmptyNotification(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(s.keep("something", memfd(t, nil, 1, 0)), s.send(lastMessage)); err != nil {
+	kept, err := arena.New("something", 1, arena.BasePages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kept.Close()
+	if err := errors.Join(s.keep("something", kept), s.send(lastMessage)); err != nil {
 		t.Fatal(err)
 	}
 	<-read

@@ -15,6 +15,16 @@ import (
 type request struct {
 	protocol.Packet
 	files []*os.File
+	// plain is set where files are files of a folder that is the user's alone, as nothing can seal those.
+	plain bool
+}
+
+// checkFile checks that the file of a request has a size, and that it cannot lose what its seals keep.
+func (r request) checkFile(size int64, seals int) error {
+	if r.plain {
+		return protocol.CheckSize(r.files[0], size)
+	}
+	return protocol.CheckSeals(r.files[0], size, seals)
 }
 
 // A reply is the result of a request, with the files that go with it.
@@ -167,7 +177,7 @@ func (c *connection) stat(r request) (reply, error) {
 	if err != nil {
 		return reply{}, err
 	}
-	file, err := protocol.SealedFile("plimsoll/stat", text)
+	file, err := c.server.given.newFile("plimsoll/stat", text)
 	if err != nil {
 		return reply{}, err
 	}

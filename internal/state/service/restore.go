@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/machine/arena"
 	"plimsoll/internal/machine/binding"
 	"plimsoll/internal/state/engine"
 	"plimsoll/internal/state/service/protocol"
@@ -51,6 +52,7 @@ func keptNames(session string, arenas int) []string {
 type leftSession struct {
 	name  string
 	files map[string]*os.File // by the names under which they are kept
+	place arena.Place
 
 	// The session header and the document in it; nil if they could not be read.
 	header   *sessionHeader
@@ -67,7 +69,7 @@ func (l *leftSession) readHeader() error {
 		return nil
 	}
 	var err error
-	l.header, l.document, err = readHeader(l.name, l.files[l.name])
+	l.header, l.document, err = readHeader(l.name, l.place, l.files[l.name])
 	return err
 }
 
@@ -118,7 +120,7 @@ func (s *Server) leftSessions() []*leftSession {
 			s.lastNumber = max(s.lastNumber, number)
 		}
 		if found[session] == nil {
-			found[session] = &leftSession{name: session, files: map[string]*os.File{}}
+			found[session] = &leftSession{name: session, files: map[string]*os.File{}, place: s.given.placeOfFile(file)}
 		}
 		found[session].files[name] = file
 	}
@@ -245,7 +247,7 @@ func (s *Server) attachWith(l *leftSession, named []int) error {
 	for i, plan := range planned.arenas {
 		files[plan.Name] = l.files[keptName(l.name, i)]
 	}
-	l.session = s.newSession(l.name, planned, l.header.kindOfPages(), l.header)
+	l.session = s.newSession(l.name, planned, l.place, l.header.kindOfPages(), l.header)
 	return planned.attach(l.session, files)
 }
 
@@ -409,7 +411,7 @@ func (s *Server) keep(made *session, names ...string) error {
 	kept := 0
 	for i, name := range all {
 		if err == nil && slices.Contains(names, name) {
-			err = store.keep(name, made.arenas()[i].File())
+			err = store.keep(name, made.arenas()[i])
 			kept = i + 1
 		}
 	}

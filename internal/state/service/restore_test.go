@@ -289,7 +289,7 @@ func TestRecordHasTheDocumentAsItCame(t *testing.T) {
 	if err != nil || len(text) == len(whole) {
 		t.Fatal(err, len(text))
 	}
-	header, err := newHeader(d, text, arena.BasePages, 0)
+	header, err := newHeader(d, text, arena.Memory, arena.BasePages, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -297,13 +297,13 @@ func TestRecordHasTheDocumentAsItCame(t *testing.T) {
 	if header.document != uint64(len(text)) {
 		t.Errorf("the header has a document of %d bytes, and %d were sent", header.document, len(text))
 	}
-	_, again, err := readHeader("record", header.File())
+	_, again, err := readHeader("record", arena.Memory, header.File())
 	if err != nil || d.Difference(again) != nil {
 		t.Errorf("it is read as %v (%v)", again, err)
 	}
 	for _, length := range []uint64{0, protocol.MaximumDocument + 1} {
 		header.document = length
-		if _, _, err := readHeader("record", header.File()); err == nil ||
+		if _, _, err := readHeader("record", arena.Memory, header.File()); err == nil ||
 			!strings.Contains(err.Error(), protocol.CheckDocumentLength(length).Error()) {
 			t.Errorf("a document of %d bytes: %v", length, err)
 		}

@@ -34,7 +34,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"sync"
@@ -46,6 +45,7 @@ import (
 	"plimsoll/internal/machine/binding"
 	"plimsoll/internal/machine/host"
 	"plimsoll/internal/state/optim/kernel"
+	"plimsoll/internal/state/service/protocol"
 )
 
 // Server is the optimizer service.
@@ -126,12 +126,12 @@ func (s *Server) Serve(ctx context.Context) error {
 	defer stopped()
 	for {
 		if interval := s.signOfLife(); interval > 0 {
-			_ = listener.SetDeadline(time.Now().Add(interval)) // if closed, AcceptUnix reports it
+			_ = listener.SetDeadline(time.Now().Add(interval)) // if closed, AcceptClient reports it
 			if err := s.stuckStep(); err != nil {
 				return err
 			}
 		}
-		c, err := listener.AcceptUnix()
+		c, err := listener.AcceptClient()
 		switch {
 		case ctx.Err() != nil:
 			return s.end()
@@ -175,7 +175,7 @@ func (s *Server) ending() bool {
 	return s.closing
 }
 
-func (s *Server) serve(c *net.UnixConn) {
+func (s *Server) serve(c protocol.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	client := newConnection(s, c)

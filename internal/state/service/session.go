@@ -26,6 +26,7 @@ type session struct {
 	version  string // of the service
 	document protocol.AnyDocument
 	plans    []arena.Plan // of the arenas of the contents
+	place    arena.Place
 	pages    arena.Pages
 	header   *sessionHeader
 	contents contents
@@ -47,9 +48,11 @@ type session struct {
 }
 
 // newSession returns a session without its contents.
-func (s *Server) newSession(name string, planned *design, pages arena.Pages, header *sessionHeader) *session {
+func (s *Server) newSession(
+	name string, planned *design, place arena.Place, pages arena.Pages, header *sessionHeader,
+) *session {
 	return &session{name: name, logf: s.logf, version: s.version, document: planned.document, plans: planned.arenas,
-		pages: pages, header: header}
+		place: place, pages: pages, header: header}
 }
 
 // contents are what a session holds.

@@ -37,7 +37,7 @@ func (s *Server) designShard(d *protocol.Document, cpus []int, sums bool, window
 		what:    fmt.Sprintf("the state of %d parameters in %v", config.Elements, config.Format),
 		smaller: `a smaller format (moments "bf16" or "int8")`,
 		make: func(of *session) (func() error, error) {
-			config.Pages = of.pages
+			config.Pages, config.Place = of.pages, of.place
 			shard, err := engine.NewShard(config)
 			if err != nil {
 				return nil, err
@@ -50,7 +50,7 @@ func (s *Server) designShard(d *protocol.Document, cpus []int, sums bool, window
 			}, nil
 		},
 		attach: func(of *session, files map[string]*os.File) error {
-			config.Pages = of.pages
+			config.Pages, config.Place = of.pages, of.place
 			shard, err := engine.AttachShard(config, files)
 			if err == nil {
 				held := newHeldShard(of, shard)

@@ -153,7 +153,7 @@ func TestWaitingClientGoes(t *testing.T) {
 	})
 }
 
-func descriptorOf(t *testing.T, c *net.UnixConn) (descriptor int) {
+func descriptorOf(t *testing.T, c protocol.Conn) (descriptor int) {
 	t.Helper()
 	raw, err := c.SyscallConn()
 	if err == nil {

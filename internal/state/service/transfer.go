@@ -22,18 +22,19 @@ func (c *connection) setWindow(r request) (reply, error) {
 	if err != nil {
 		return reply{}, err
 	}
+	if body.Bytes == 0 || body.Bytes > maximumWindow {
+		return reply{}, protocol.Refused.Errorf("window of %d bytes: expected 1 to %d", body.Bytes,
+			uint64(maximumWindow))
+	}
+	// The seal keeps it from shrinking, so accesses cannot end this process.
+	if err := r.checkFile(int64(body.Bytes), unix.F_SEAL_SHRINK); err != nil {
+		return reply{}, protocol.Refused.Errorf("window: %v", err)
+	}
 	return reply{}, c.session.contents.(*heldShard).setWindow(body.Bytes, r.files[0])
 }
 
-// setWindow maps the client's memfd. The seal keeps it from shrinking, so accesses
-// cannot end this process.
+// setWindow maps the client's memfd.
 func (s *heldShard) setWindow(size uint64, file *os.File) error {
-	if size == 0 || size > maximumWindow {
-		return protocol.Refused.Errorf("window of %d bytes: expected 1 to %d", size, uint64(maximumWindow))
-	}
-	if err := protocol.CheckSeals(file, int64(size), unix.F_SEAL_SHRINK); err != nil {
-		return protocol.Refused.Errorf("window: %v", err)
-	}
 	mapped, err := unix.Mmap(int(file.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return protocol.Refused.Errorf("window: mmap of %d bytes: %v", size, err)

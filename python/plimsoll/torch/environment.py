@@ -4,6 +4,8 @@ import os
 import sys
 from typing import List, Optional
 
+from plimsoll.service import UNNAMED
+
 
 def socket() -> Optional[str]:
     """The socket of the service, if one was started for this process."""
@@ -11,7 +13,7 @@ def socket() -> Optional[str]:
 
 
 def job() -> str:
-    return os.environ.get("PLIMSOLL_JOB") or "job"
+    return os.environ.get("PLIMSOLL_JOB") or UNNAMED
 
 
 def rank() -> int:

@@ -22,7 +22,7 @@ import (
 
 // Client is a connection to a service. It is not safe for concurrent use.
 type Client struct {
-	Conn   *net.UnixConn // for packets beside Call
+	Conn   protocol.Conn // for packets beside Call
 	number uint32
 	buffer []byte // holds the last answer
 }
@@ -38,9 +38,12 @@ func Dial(socket string) (*Client, error) {
 }
 
 // dialTrusted connects to a socket if its directory and its listener can be trusted.
-func dialTrusted(socket string) (*net.UnixConn, error) {
+func dialTrusted(socket string) (protocol.Conn, error) {
 	if err := protocol.TrustedDirectory(filepath.Dir(socket)); err != nil {
 		return nil, err
+	}
+	if info, err := os.Stat(socket); err == nil && info.Mode()&os.ModeNamedPipe != 0 {
+		return protocol.DialPipes(socket)
 	}
 	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
 	if failed := (*net.OpError)(nil); errors.As(err, &failed) {

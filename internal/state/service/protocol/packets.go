@@ -19,8 +19,11 @@ const MaximumFiles = 16
 // ReadPacket receives one packet into data, and the files that came with it. A packet
 // longer than data is an error, and its rest is lost. A faulty packet is returned with
 // the error, as far as it was read.
-func ReadPacket(c *net.UnixConn, data []byte) ([]byte, []*os.File, error) {
-	data, files, _, err := ReadWithSender(c, data)
+func ReadPacket(c Conn, data []byte) ([]byte, []*os.File, error) {
+	if pipes, ok := c.(*Pipes); ok {
+		return pipes.read(data)
+	}
+	data, files, _, err := ReadWithSender(c.(*net.UnixConn), data)
 	return data, files, err
 }
 
@@ -81,7 +84,14 @@ func readControl(control []byte) (files []*os.File, sender *unix.Ucred, err erro
 }
 
 // WritePacket sends one packet with files.
-func WritePacket(c *net.UnixConn, data []byte, files ...*os.File) error {
+func WritePacket(c Conn, data []byte, files ...*os.File) error {
+	if pipes, ok := c.(*Pipes); ok {
+		return pipes.write(data, files)
+	}
+	return writeToSocket(c.(*net.UnixConn), data, files)
+}
+
+func writeToSocket(c *net.UnixConn, data []byte, files []*os.File) error {
 	var rights []byte
 	if len(files) > 0 {
 		descriptors := make([]int, len(files))
@@ -107,12 +117,17 @@ func CheckSeals(f *os.File, size int64, seals int) error {
 	if has&seals != seals {
 		return fmt.Errorf("the memfd has the seals %#x: expected %#x among them (fcntl(F_ADD_SEALS))", has, seals)
 	}
+	return CheckSize(f, size)
+}
+
+// CheckSize checks that a file has at least size bytes.
+func CheckSize(f *os.File, size int64) error {
 	info, err := f.Stat()
 	if err != nil {
 		return err
 	}
 	if info.Size() < size {
-		return fmt.Errorf("the memfd has %d bytes: expected at least %d", info.Size(), size)
+		return fmt.Errorf("the file has %d bytes: expected at least %d", info.Size(), size)
 	}
 	return nil
 }

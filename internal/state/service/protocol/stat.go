@@ -59,6 +59,10 @@ type SessionStatus struct {
 	StepSeconds     float64 `json:"step_seconds"`      // of all steps
 	LastStepSeconds float64 `json:"last_step_seconds"` // of the last step
 	LastNormSeconds float64 `json:"last_norm_seconds"`
+	// Folder has the files of the state, and FileSystem is that of the folder. Both are empty if the state is in memory
+	// files without a folder.
+	Folder     string `json:"folder,omitempty"`
+	FileSystem string `json:"file_system,omitempty"`
 	// Tier is nil if all of the state is in memory.
 	Tier *TierStatus `json:"tier,omitempty"`
 }

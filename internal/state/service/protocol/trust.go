@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"syscall"
 
@@ -41,7 +40,10 @@ func TrustedDirectory(name string) error {
 }
 
 // Peer returns the credentials of the process at the other end.
-func Peer(c *net.UnixConn) (*unix.Ucred, error) {
+func Peer(c Conn) (*unix.Ucred, error) {
+	if pipes, ok := c.(*Pipes); ok {
+		return pipes.peer()
+	}
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, err
