@@ -219,6 +219,13 @@ func (s *scene) deaths() []*death {
 		}
 		d.add(f, how)
 	}
+	for _, f := range s.findings { // a shell or a pipe around the rank ended well, and hides the kill
+		n := node{rank: f.Rank}
+		if _, kill := f.Fact.(evidence.KernelKill); kill && f.Rank != evidence.NoRank && index[n] == nil {
+			index[n] = &death{node: n, how: killed, says: []evidence.Finding{f}}
+			list = append(list, index[n])
+		}
+	}
 	for _, d := range list {
 		d.settle()
 	}
@@ -599,7 +606,7 @@ func (s *scene) linkedKills() []evidence.Finding {
 	}
 	var linked, near []evidence.Finding
 	for _, k := range kills {
-		if wanted[k.fact.PID] {
+		if wanted[k.fact.PID] || s.ofWitness(k.Finding) {
 			linked = append(linked, k.Finding)
 		}
 		if !s.mayBeOurs(k.fact.Name, pids, s.witness != nil) {
@@ -624,6 +631,13 @@ func (s *scene) linkedKills() []evidence.Finding {
 		})
 	}
 	return nil
+}
+
+// ofWitness reports whether a kill is of the rank that ended first, and of no process that an exception of this rank
+// tells about.
+func (s *scene) ofWitness(kill evidence.Finding) bool {
+	return s.witness != nil && s.witness.how != raised && s.witness.how != lacked &&
+		kill.Rank != evidence.NoRank && kill.Rank == s.witness.rank
 }
 
 // trainerNames are how the processes of a training are called.

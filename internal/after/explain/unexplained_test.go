@@ -153,11 +153,39 @@ func TestErrorBehindExitCode(t *testing.T) {
 // TestPipeHidesEnds: the exit code 0 of a pipe is no proof of a good end. The trainer's own word is.
 func TestPipeHidesEnds(t *testing.T) {
 	for output, want := range map[string]Resource{"step 3 loss 1": Undetermined, "{'train_runtime': 9.1}": None} {
-		r := recorded(samples.Sample{}, samples.RankEnd{}, output)
-		r.start.Start.Command = []string{"bash", "-c", "python t.py | tee log"}
-		e := Explain(Inputs{Recordings: []*Recording{r}})
-		if e.Cause.Resource != want || !strings.Contains(strings.Join(e.Notes, " "), "pipefail") {
-			t.Errorf("%q: %q, %s, %q", output, e.Cause.Resource, e.Confidence, e.Notes)
+		for _, command := range [][]string{
+			{"bash", "-c", "python t.py | tee log"},
+			{"/bin/bash", "-lc", `"$@" 2>&1 | tee log`, "bash", "python", "t.py"},
+			{"timeout", "600", "sh", "-e", "-c", "python t.py|tee log"},
+		} {
+			r := recorded(samples.Sample{}, samples.RankEnd{}, output)
+			r.start.Start.Command = command
+			e := Explain(Inputs{Recordings: []*Recording{r}})
+			if e.Cause.Resource != want || !strings.Contains(strings.Join(e.Notes, " "), "pipefail") {
+				t.Errorf("%q: %q: %q, %s, %q", command, output, e.Cause.Resource, e.Confidence, e.Notes)
+			}
+		}
+	}
+}
+
+// TestShellMayHideFailure: the exit code 0 of a shell is that of its last command, so nothing is certain.
+func TestShellMayHideFailure(t *testing.T) {
+	for _, c := range []struct {
+		want    Confidence
+		command []string
+	}{
+		{Likely, []string{"sh", "-c", `"$@" || true`, "sh", "python", "t.py"}},
+		{Likely, []string{"bash", "-c", "python t.py; echo done"}},
+		{Likely, []string{"bash", "run.sh"}},
+		{Likely, []string{"env", "A=1", "bash", "-x", "run.sh"}},
+		{Certain, []string{"sh", "-c", "exec python t.py"}},
+		{Certain, []string{"python", "t.py", "-c", "a;b"}},
+		{Certain, []string{"python", "t.py", "--out", "a", "--shell", "sh", "-c", "a;b"}},
+	} {
+		r := recorded(samples.Sample{}, samples.RankEnd{}, "step 3 loss 1")
+		r.start.Start.Command = c.command
+		if e := Explain(Inputs{Recordings: []*Recording{r}}); e.Cause.Resource != None || e.Confidence != c.want {
+			t.Errorf("%q: %q (%s), expected none (%s)", c.command, e.Cause.Resource, e.Confidence, c.want)
 		}
 	}
 }
