@@ -548,8 +548,14 @@ func (s *scene) mayRecover(f evidence.Finding) bool {
 		return true
 	}
 	how := mannerOf(f.Fact)
+	if exception, ok := f.Fact.(evidence.Exception); ok && how == taken { // a server that could not be reached, say
+		return connectionLost.MatchString(exception.Type)
+	}
 	return how <= raised && how != killed
 }
+
+// connectionLost are exceptions of a connection: most programs try again, or do without.
+var connectionLost = lazyregexp.New(`Connect|BrokenPipe|EOFError|Disconnected`)
 
 // nameWitness gives the first end a rank where its own lines name none, but a launcher names one rank that has failed
 // by itself.

@@ -286,3 +286,25 @@ func TestMemoryOfADriver(t *testing.T) {
 		}
 	}
 }
+
+// TestHealthyWords: a test that passes says in its name what others die of, and a server that cannot be reached is no
+// failure of a program that goes on. Where it does not go on, it may be one.
+func TestHealthyWords(t *testing.T) {
+	lost := "Traceback (most recent call last):\n  File \"t.py\", line 3, in fetch\n    open_url()\n" +
+		"ConnectionRefusedError: [Errno 111] Connection refused\n"
+	var steps strings.Builder
+	for i := range 12 {
+		fmt.Fprintf(&steps, "step %d/12 loss 2.%d\n", i+1, 99-i)
+	}
+	for text, failed := range map[string]bool{
+		"test_abort (t.Tests.test_abort)\nThis used to segfault with old versions. ... ok\nRan 1 test in 0.1s\n\nOK\n":  false,
+		"t.py::test_segfault_of_a_worker PASSED      [ 50%]\nt.py::test_out_of_memory[Killed] PASSED      [100%]\n":     false,
+		"test_abort (t.Tests.test_abort)\nThis used to segfault with old versions.\nSegmentation fault (core dumped)\n": true,
+		lost + steps.String(): false,
+		steps.String() + lost: true,
+	} {
+		if e := explainText(t, text); (e.Cause.Resource != None) != failed {
+			t.Errorf("%q: %q (%s)", text, e.Cause.Resource, e.Cause.Text)
+		}
+	}
+}
