@@ -31,7 +31,8 @@ func ways(python string) []way {
 		{"a shell that loses the exit code", []string{"sh", "-c", `"$@"; echo "finished with $?"`, "sh"}, 0, false},
 		{"a shell that ignores it", []string{"sh", "-c", `"$@" || true`, "sh"}, 0, false},
 		{"a shell with an exit code of its own", []string{"sh", "-c", `"$@" || exit 1`, "sh"}, 1, false},
-		{"subprocess", []string{python, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:], check=True)"}, 1, false},
+		{"subprocess", []string{python, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:], check=True)"}, 1,
+			false},
 		{"torchrun", []string{python, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--no-python"}, 1, true},
 	}
 }
@@ -50,7 +51,7 @@ type wayward struct {
 	evidence string
 }
 
-// TestFailuresHoweverStarted makes each failure in every way, and each must get the same answer: the resource, the rank,
+// TestFailuresHoweverStarted makes each failure in every way. Each must get the same answer: the resource, the rank,
 // who held most, and the first change. With -short each failure takes one way, another one each.
 func TestFailuresHoweverStarted(t *testing.T) {
 	python := torchtest.Python(t)
@@ -96,8 +97,9 @@ func waywardFailures(t *testing.T, python string) []wayward {
 			right: explain.Processes, edit: "ulimit -u|pids.max", evidence: "thread"},
 		{name: "a full device", command: []string{python, "-c", write},
 			right: explain.Disk, edit: "save_total_limit", evidence: "No space left on device"},
-		{name: "/dev/shm", shell: mounting(t, "/dev/shm", "size=16m"), command: []string{python, "-X", "faulthandler", "-c",
-			shm}, right: explain.SharedMemory, holder: "/dev/shm", edit: "--shm-size", evidence: "(?i)bus error|SIGBUS"},
+		{name: "/dev/shm", shell: mounting(t, "/dev/shm", "size=16m"),
+			command: []string{python, "-X", "faulthandler", "-c", shm}, right: explain.SharedMemory,
+			holder: "/dev/shm", edit: "--shm-size", evidence: "(?i)bus error|SIGBUS"},
 	}
 }
 
@@ -126,8 +128,8 @@ func (f wayward) through(t *testing.T, w way) {
 	job.fails(t)
 }
 
-// TestRunIsKilled kills plimsoll run, guard and keeper, while a rank holds memory. Its recording stays. Explain says that
-// there is no end, and what is known: what the host had left, and who held most.
+// TestRunIsKilled kills plimsoll run, guard and keeper, while a rank holds memory. Its recording stays. Explain says
+// that there is no end, and what is known: what the host had left, and who held most.
 func TestRunIsKilled(t *testing.T) {
 	python := torchtest.Python(t)
 	for _, victim := range []string{"guard", "both"} {

@@ -165,7 +165,7 @@ func exits(ts *testscript.TestScript, _ bool, arguments []string) {
 	}
 }
 
-// isScreen reports whether a command is an explanation whose text must be one screen: without a flag that asks for more.
+// isScreen reports whether a command is an explanation whose text must be one screen: no flag asks for more.
 func isScreen(command []string) bool {
 	more := regexp.MustCompile(`^--(?:long|top|json|format)`)
 	return len(command) > 1 && command[0] == "plimsoll" && command[1] == "explain" &&

@@ -75,8 +75,8 @@ func (s *scene) hostHolders(top claim) []Holder {
 	return nil
 }
 
-// toldAgain is how many times the bytes of the last sample the kernel must have counted at its kill for the sample to be
-// too old. Below it the sample tells more, as it has components.
+// toldAgain is how many times the bytes of the last sample the kernel must have counted at its kill for the sample to
+// be too old. Below it the sample tells more, as it has components.
 const toldAgain = 1.25
 
 // killOf returns the kernel's account of the kill that a claim is about, or nil. A counter of kills is about the first

@@ -42,8 +42,8 @@ func killedAtLimit(end samples.RankEnd, kernel ...string) *Recording {
 	return r
 }
 
-// TestSampleBeforeTheKill: what was taken between the last sample and the kill is no free memory. The kernel's account of
-// the kill divides it, and without that account it is said to have come late.
+// TestSampleBeforeTheKill: what was taken between the last sample and the kill is no free memory. The kernel's account
+// of the kill divides it, and without that account it is said to have come late.
 func TestSampleBeforeTheKill(t *testing.T) {
 	for name, c := range map[string]struct {
 		kernel    []string
@@ -53,21 +53,23 @@ func TestSampleBeforeTheKill(t *testing.T) {
 		"with the kernel's log":    {killAtLimit(77, "python"), "process 77", 39 * gib},
 		"without the kernel's log": {nil, "unexplained", 34 * gib},
 	} {
-		e := Explain(Inputs{Recordings: []*Recording{killedAtLimit(samples.RankEnd{Signal: 9, ExitCode: 137}, c.kernel...)}})
+		r := killedAtLimit(samples.RankEnd{Signal: 9, ExitCode: 137}, c.kernel...)
+		e := Explain(Inputs{Recordings: []*Recording{r}})
 		var sum ledger.Bytes
 		for _, h := range e.Holders {
 			sum += h.Bytes
 		}
 		if e.Cause.Resource != CGroup || e.Cause.Rank == nil || len(e.Holders) == 0 ||
-			e.Holders[0].Component != c.component || e.Holders[0].Bytes != c.bytes || max(sum-40*gib, 40*gib-sum) > gib {
+			e.Holders[0].Component != c.component || e.Holders[0].Bytes != c.bytes ||
+			max(sum-40*gib, 40*gib-sum) > gib {
 			t.Errorf("%s: %+v, held by %+v: expected %v of %s first, and 40 GiB in all", name, e.Cause, e.Holders,
 				c.bytes, c.component)
 		}
 	}
 }
 
-// TestKillOfAShortLife: a process that no sample has is of the job where run has recorded its kill, and of the only rank.
-// It counts whatever the shell around it has made of the exit code. Other processes of a rank have the rank of the sample.
+// TestKillOfAShortLife: a process that no sample has is of the job where run has recorded its kill, and of the only
+// rank. It counts whatever the shell around it has made of the exit code. Others have the rank of the sample.
 func TestKillOfAShortLife(t *testing.T) {
 	for name, end := range map[string]samples.RankEnd{"a good end": {}, "a failure": {ExitCode: 1}} {
 		for _, pid := range []int{77, 99} {

@@ -476,7 +476,7 @@ func (s *scene) setRecoveriesAside() {
 			handled[key] > 0 && handled[key]-f.Number <= handledDistance && mannerOf(f.Fact) <= raised ||
 			s.mayRecover(f) && (ended && how == unended && !(f.Left <= lastWords && masked[key]) ||
 				(!ended || another[key]) && most[job] >= enoughSteps(f.Fact)) ||
-			begun[f.File] && mannerOf(f.Fact) == exited ||
+			begun[f.File] && mannerOf(f.Fact) == exited || closed[f.File] && isShellWord(f.Fact) ||
 			completed && s.index.kinds[f.File] == evidence.TrainerLog && isSlurmWarning(f.Fact)
 		failed[f.File] = failed[f.File] || !recovered[i] && mannerOf(f.Fact) < taken
 		another[key] = another[key] || !recovered[i] && mannerOf(f.Fact) <= raised
@@ -521,6 +521,13 @@ const lastWords = 3
 
 // handledDistance is how many lines may stand between an error and the word that it was dealt with.
 const handledDistance = 10
+
+// isShellWord reports whether a sentence has an exit code, and no launcher says it. Before a trainer's closing line it
+// is of a program that the trainer has started.
+func isShellWord(fact evidence.Fact) bool {
+	end, ok := fact.(evidence.ProcessEnded)
+	return ok && end.By == "shell" && mannerOfProcess(end) == exited
+}
 
 // isSlurmWarning reports whether Slurm says only that a limit was reached at some point, which the page cache is enough
 // for. It then names no step.

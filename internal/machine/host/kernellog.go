@@ -12,10 +12,10 @@ import (
 // that one. It returns 0 where this process may not read the log.
 func KernelLogEnd() time.Duration { return endOf(kernelLog()) }
 
-// KernelKills returns the lines of the kernel's log about kills of these processes by the OOM killer, or at the limit of
-// these cgroups, after a time of [KernelLogEnd]. It returns nothing where this process may not read the log: with
-// kernel.dmesg_restrict the log needs CAP_SYSLOG. In a PID namespace of its own a process has another number in the log,
-// and in a namespace of cgroups a cgroup has another name: neither is found.
+// KernelKills returns the lines of the kernel's log about kills of these processes by the OOM killer, or at the limit
+// of these cgroups, after a time of [KernelLogEnd]. It returns nothing where this process may not read the log: with
+// kernel.dmesg_restrict the log needs CAP_SYSLOG. In a PID namespace a process has another number in the log, and in a
+// namespace of cgroups a cgroup has another name: neither is found.
 func KernelKills(pids []int, groups []string, after time.Duration) []string {
 	return killsIn(kernelLog(), pids, groups, after)
 }

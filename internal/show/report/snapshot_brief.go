@@ -32,7 +32,7 @@ func (d *Snapshot) brief(detail int) *Page {
 	if others := len(d.Devices) - len(devices); others > 0 {
 		rest = fmt.Sprintf("--long shows %s more, and every line of the source", counted(others, "device"))
 	} else if len(d.Notes) > 0 {
-		rest = fmt.Sprintf("--long has %s on what the file lacks, fragments and the trace", counted(len(d.Notes), "note"))
+		rest = "--long has " + counted(len(d.Notes), "note") + " on what the file lacks, fragments and the trace"
 	}
 	page.Sections = append(page.Sections, Section{next("%s", rest)})
 	return page
