@@ -333,16 +333,23 @@ func (r *Recorder) sample() {
 	}
 }
 
-// killsBetween returns the groups in which the kernel's OOM killer has killed a process between two readings.
+// killsBetween returns the groups in which the kernel's OOM killer has killed a process between two readings, and those
+// whose limit was reached then. It returns none where no process was killed.
 func killsBetween(before, after []samples.Counter) (groups []string) {
-	was := map[string]int64{}
+	was := map[string]samples.Counter{}
 	for _, c := range before {
-		was[c.Name] = c.Kills
+		was[c.Name] = c
 	}
+	killed := false
 	for _, c := range after {
-		if c.Kills > was[c.Name] {
+		kills := c.Kills > was[c.Name].Kills
+		killed = killed || kills
+		if kills || c.Reached > was[c.Name].Reached {
 			groups = append(groups, c.Group)
 		}
+	}
+	if !killed {
+		return nil
 	}
 	return groups
 }
