@@ -159,6 +159,10 @@ func checkCommand(t *testing.T, command string, shown []string) {
 	if want := documentedExit[command]; code != want {
 		t.Fatalf("exit code %d, want %d\n%s%s", code, want, &stdout, &stderr)
 	}
+	text := stdout.String()
+	if isScreen(strings.Fields(command)) && (strings.Count(text, "\n") > 24 || widest(text) > 80) {
+		t.Errorf("the text is longer than a screen of 24 lines of 80 columns:\n%s", text)
+	}
 	words := map[string]bool{}
 	for line := range strings.Lines(stdout.String()) {
 		words[firstWord(line)] = true

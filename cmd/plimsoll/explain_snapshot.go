@@ -70,7 +70,11 @@ func runSnapshot(c *cobra.Command, o snapshotOptions, names []string) error {
 			return err
 		}
 	}
-	if err := present(c, document.Page(), o.format); err != nil {
+	page := document.Page()
+	if c.Flags().Changed("top") { // so many lines were asked for, however long the page becomes
+		page.Brief = nil
+	}
+	if err := present(c, page, o.format); err != nil {
 		return err
 	}
 	if failed && !o.diff {

@@ -37,6 +37,8 @@ type failure struct {
 	victims  int                // how many ranks the failed one has taken along
 	says     string             // a pattern of what run itself says at the end
 	evidence string             // a pattern of an evidence; empty where the answer is that nothing proves the cause
+	holder   string             // a pattern of the first holder; empty where it is not judged
+	edit     string             // a pattern of the key of the first edit; empty where it is not judged
 }
 
 // startAlone is the shell's part of a failure that needs no preparation.
@@ -78,6 +80,13 @@ func (f failure) fails(t *testing.T) {
 	}
 	if !slices.ContainsFunc(got.Evidence, proves) {
 		fault("no evidence has %q", f.evidence)
+	}
+	if f.holder != "" && (len(got.Holders) == 0 ||
+		!regexp.MustCompile(f.holder).MatchString(got.Holders[0].Component+" "+got.Holders[0].Text)) {
+		fault("the first holder is not %q", f.holder)
+	}
+	if f.edit != "" && (len(got.Edits) == 0 || !regexp.MustCompile(f.edit).MatchString(got.Edits[0].Key)) {
+		fault("the first edit is not %q", f.edit)
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -158,4 +160,14 @@ func exits(ts *testscript.TestScript, _ bool, arguments []string) {
 	if got != want {
 		ts.Fatalf("exit code %d, want %d\n%s", got, want, ts.ReadFile("stderr"))
 	}
+	if text := ts.ReadFile("stdout"); isScreen(arguments[1:]) && strings.Count(text, "\n") > 24 {
+		ts.Fatalf("%v: the text is longer than a screen of 24 lines:\n%s", arguments, text)
+	}
+}
+
+// isScreen reports whether a command is an explanation whose text must be one screen: no flag asks for more.
+func isScreen(command []string) bool {
+	more := regexp.MustCompile(`^--(?:long|top|json|format)`)
+	return len(command) > 1 && command[0] == "plimsoll" && command[1] == "explain" &&
+		!slices.ContainsFunc(command, more.MatchString)
 }

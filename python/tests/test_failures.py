@@ -148,6 +148,8 @@ WRAPPERS = {
     "subprocess": ([sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:], check=True)", "PROGRAM"], 1),
     "timeout": (["timeout", "600", "PROGRAM"], 1),
     "nohup": (["nohup", "PROGRAM"], 1),
+    "a shell that ignores the code": (["sh", "-c", '"$@" || true', "sh", "PROGRAM"], 0),
+    "a shell that loses the code": (["sh", "-c", '"$@"; echo "finished with $?"', "sh", "PROGRAM"], 0),
 }
 
 
@@ -190,7 +192,39 @@ def test_the_end_of_a_gpu(tmp_path, trainer, name):
 def test_however_it_is_started(tmp_path, trainer, name):
     wrapper, code = WRAPPERS[name]
     ended, e = recorded(tmp_path, trainer, FILL, code, wrapper=wrapper)
-    assert (ended, e["cause"]["resource"], e["cause"]["detail"]) == (5, "gpu", "capacity"), json.dumps(e, indent=1)
+    text = json.dumps(e, indent=1)
+    assert (ended, e["cause"]["resource"], e["cause"]["detail"], e["cause"]["rank"]) == (5, "gpu", "capacity", 0), text
+    assert (e["holders"][0]["component"], e["edits"][0]["key"]) == ("pytorch_allocated", "micro batch"), text
+
+
+# Memory of a GPU that is not PyTorch's: what others hold of it, and what NCCL's allocator asks for.
+BESIDE = {
+    "another process": (
+        "kept = [grab(100) for _ in range(40)]\n",
+        {"CAPACITY": 8 << 30, "CONTEXT": 6 << 30},
+        ("another process", "likely", "unexplained"),
+    ),
+    "NCCL": (
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('nccl', init_method='file://' + os.path.abspath('store'), rank=0, world_size=1, "
+        "device_id=torch.device('cuda:0'))\n"
+        "pool = torch.cuda.MemPool(dist.group.WORLD._get_backend(torch.device('cuda')).mem_allocator)\n"
+        "with torch.cuda.use_mem_pool(pool):\n    " + FILL,
+        {},
+        ("", "likely", None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_is_not_pytorchs(tmp_path, gpu, name):  # noqa: F811
+    program, settings, (detail, confidence, holder) = BESIDE[name]
+    variables = {**gpu, **{f"PLIMSOLL_GHOST_{k}": str(v) for k, v in settings.items()}}
+    ended, e = recorded(tmp_path, [sys.executable], program, 1, wrapper=["env", *(f"{k}={v}" for k, v in variables.items()), "PROGRAM"])
+    cause, text = e["cause"], json.dumps(e, indent=1)
+    assert (ended, cause["resource"], cause["rank"], e["confidence"]) == (5, "gpu", 0, confidence), text
+    assert cause.get("detail", "") == detail, text
+    assert holder is None or e["holders"][0]["component"] == holder, text
 
 
 def test_the_rank_that_ran_out(tmp_path, trainer):

@@ -348,11 +348,13 @@ var progressPatterns = []pattern{
 		expression: `::MLLOG .*"(?:samples_count|step_num|epoch_num)": ?(?P<step>\d+)`,
 		kind:       TrainerLog, fact: step,
 	},
-	{ // transformers/trainer.py, Lightning, fairseq, and scripts of one's own
+	{ // transformers/trainer.py, Lightning, fairseq, scripts of one's own, and the tests of pytest and CPython
 		name: "training ended well",
 		literals: []string{"'train_runtime':", "` reached.", "raining complete", "raining finished",
-			"done training in"},
+			"done training in", " passed", "Result: SUCCESS"},
 		expression: "^\\{'train_runtime': |`Trainer\\.fit` stopped: `[^`]+` reached|done training in \\d|" +
+			`^={3,} \d+ passed(?:, \d+ (?:skipped|deselected|xfailed|xpassed|warnings?))* in [\d.]+s.*={3,}$|` +
+			`^Result: SUCCESS$|` +
 			`[Tt]raining (?:(?:completed|finished) successfully|completed\. Do not forget to share|(?:complete|finished)[.!]?$)`,
 		kind: TrainerLog, fact: func(m *match) Fact { return ended("the trainer")(m) },
 	},

@@ -354,6 +354,8 @@ const Loader = "the dynamic loader"
 // Error numbers of Linux, whatever system reads about them.
 const (
 	enomem = 12
+	enfile = 23
+	emfile = 24
 	enospc = 28
 )
 
@@ -365,6 +367,8 @@ func torchSharedMemory(m *match) Fact {
 		return SharedMemoryFull{By: "torch", Path: file}
 	case enomem:
 		return HostAllocationFailed{By: "mmap", Errno: errno, File: file}
+	case enfile, emfile:
+		return TooManyFiles{}
 	}
 	if errno == 0 && strings.HasPrefix(file, "/torch_") { // PyTorch 1.x says no more
 		if strings.Contains(m.whole[m.indices[0]:m.indices[1]], "open shared memory object") { // it needs no space

@@ -346,6 +346,9 @@ func (r *reader) sign(t *text, m *match) {
 	if t.ofKernel() && m.pattern.name != hardwareSign && !ofDevice {
 		return // the kernel speaks of errors that are none of the job
 	}
+	if passedTest.MatchString(t.string) {
+		return
+	}
 	h := &r.signs
 	h.drop(r.source.Lines)
 	if len(h.list) >= mostSigns { // the first and the last ones count
@@ -356,6 +359,9 @@ func (r *reader) sign(t *text, m *match) {
 		Time: t.when(), Uptime: t.uptime, Fact: fact})
 	h.steps = append(h.steps, h.step)
 }
+
+// passedTest is how unittest and pytest close the line of a test that is as it should be, whatever its name says.
+var passedTest = lazyregexp.New(`\.\.\. (?:ok|skipped\b.*|expected failure)$|\b(?:PASSED|SKIPPED|XFAIL)\b(?: +\[ *\d+%\])?$`)
 
 // driverCode is NVIDIA's code for memory of a GPU, or of the host for it, that could not be had.
 var driverCode = lazyregexp.New(`\bNV_ERR_NO_MEMORY\b`)

@@ -16,6 +16,8 @@ type inUse struct {
 	anonymous, shared, kernel, cache ledger.Bytes
 	hugePages, freeHugePages         ledger.Bytes // the pools, and what nobody uses of them
 	rest                             string       // what the remainder may be
+	late                             ledger.Bytes // came after the last sample
+	lateText                         string
 }
 
 // tellingShare is the part of the memory in use, as a divisor, from which on a remainder is said.
@@ -27,9 +29,13 @@ func (u inUse) balanced(holders []Holder) []Holder {
 	if u.used == 0 { // pools of huge pages are of no process's count
 		u = inUse{used: math.MaxInt64, hugePages: u.hugePages, freeHugePages: u.freeHugePages}
 	}
-	left := u.used
+	left := u.used - u.late
 	for _, h := range holders {
 		left -= h.Bytes
+	}
+	if u.late > 0 {
+		holders = append(holders, Holder{"unexplained", u.late + min(left, 0), u.lateText})
+		left = max(left, 0)
 	}
 	take := func(component string, bytes ledger.Bytes, text string) {
 		if bytes = min(bytes, left); bytes > 0 {
@@ -120,6 +126,31 @@ func (s *scene) recordedUse(resource Resource) inUse {
 			cache: n.PageCache, hugePages: n.HugetlbTotal, freeHugePages: n.HugetlbFree, rest: restOfHost}
 	}
 	return inUse{}
+}
+
+// useAtEnd is what a memory had in use when it ran out: what the last sample says, and all of a memory that is known to
+// have been full. The difference came after the sample.
+func (s *scene) useAtEnd(top claim) inUse {
+	u := s.recordedUse(top.resource)
+	full, text := ledger.Bytes(0), "taken after the last sample of the recording"
+	if kill := s.killOf(top); kill != nil && top.resource == CGroup {
+		full = kill.Usage.Bytes
+	}
+	if counts, ok := top.at.Fact.(oomCounts); ok && top.resource == CGroup {
+		if at := counts.atLimit(); at != nil {
+			full = at.limit
+		}
+	}
+	if top.resource == SharedMemory && !s.sharedMemoryFree() {
+		_, full = s.sharedMemory()
+		if _, said := top.at.Fact.(evidence.SharedMemoryFull); !said {
+			text += ", if /dev/shm was full"
+		}
+	}
+	if late := full - u.used; late > full/tellingShare {
+		u.used, u.late, u.lateText = full, late, text
+	}
+	return u
 }
 
 // listed returns the holders of the memory of the host that a program lists, with what the list leaves out.

@@ -217,7 +217,9 @@ func (s *scene) hasLoaders() bool {
 	for _, f := range s.findings {
 		switch fact := f.Fact.(type) {
 		case evidence.WorkerEnded:
-			return true
+			if fact.Of == "" {
+				return true
+			}
 		case evidence.SharedMemoryFull:
 			if fact.By == "DataLoader" {
 				return true

@@ -1,8 +1,11 @@
 package explain
 
 import (
+	"slices"
 	"strings"
 	"testing"
+
+	"plimsoll/internal/after/evidence"
 )
 
 const alreadyOn = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
@@ -80,6 +83,19 @@ func TestRemedyOfTheMessage(t *testing.T) {
 		notes := strings.Join(explainText(t, text).Notes, " ")
 		if want == "" && strings.Contains(notes, "remedy") || !strings.Contains(notes, want) {
 			t.Errorf("%q, expected %q", notes, want)
+		}
+	}
+}
+
+// TestWorkersOfOthers: fewer workers of data loaders are no advice where the worker is of Ray or of a pool.
+func TestWorkersOfOthers(t *testing.T) {
+	for of, want := range map[string]bool{"": true, "Ray": false, "a pool of processes": false} {
+		e := Explain(Inputs{Sources: []*evidence.Source{from("log", evidence.TrainerLog,
+			evidence.WorkerEnded{PIDs: []int{77}, Signal: "killed", Of: of},
+			evidence.KernelKill{PID: 77, Constraint: "CONSTRAINT_MEMCG", Name: "python"})}})
+		if got := slices.ContainsFunc(e.Edits, func(e Edit) bool { return e.Key == "num_workers" }); got != want ||
+			e.Cause.Resource != CGroup {
+			t.Errorf("%q: %v of %q, expected %v", of, e.Edits, e.Cause.Resource, want)
 		}
 	}
 }

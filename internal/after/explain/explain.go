@@ -34,7 +34,8 @@ func Explain(in Inputs) *Explanation {
 	default:
 		e.Cause = Cause{Resource: None, Text: s.nothingText()}
 		e.Confidence = Likely
-		if s.index.endedWell && len(s.recoveries)+len(s.LeftOut) == 0 {
+		if s.index.endedWell && len(s.recoveries)+len(s.LeftOut) == 0 &&
+			!slices.ContainsFunc(s.Recordings, (*Recording).mayHideFailure) {
 			e.Confidence = Certain
 		}
 		if s.Peak > 0 {

@@ -54,11 +54,14 @@ func (s *scene) hostHolders(top claim) []Holder {
 		}
 	}
 	recorded := s.recordedHolders(top.resource)
-	if len(recorded) > 0 || top.resource == SharedMemory && s.levels != nil {
-		return s.recordedUse(top.resource).balanced(recorded)
+	kill := s.killOf(top)
+	if kill != nil {
+		if list := kernelHolders(*kill); len(recorded) == 0 || bytesOf(list) > bytesOf(recorded)*toldAgain {
+			return list
+		}
 	}
-	if k, ok := top.at.Fact.(evidence.KernelKill); ok {
-		return kernelHolders(k)
+	if len(recorded) > 0 || top.resource == SharedMemory && s.levels != nil {
+		return s.useAtEnd(top).balanced(recorded)
 	}
 	if list := s.listed(top); list != nil {
 		return list
@@ -70,6 +73,34 @@ func (s *scene) hostHolders(top claim) []Holder {
 		return s.accountedHolders()
 	}
 	return nil
+}
+
+// toldAgain is how many times the bytes of the last sample the kernel must have counted at its kill for the sample to
+// be too old. Below it the sample tells more, as it has components.
+const toldAgain = 1.25
+
+// killOf returns the kernel's account of the kill that a claim is about, or nil. A counter of kills is about the first
+// kill of the log.
+func (s *scene) killOf(top claim) *evidence.KernelKill {
+	if k, ok := top.at.Fact.(evidence.KernelKill); ok {
+		return &k
+	}
+	if _, counted := top.at.Fact.(oomCounts); counted && len(s.kills) > 0 {
+		if k, ok := s.kills[0].Fact.(evidence.KernelKill); ok {
+			return &k
+		}
+	}
+	return nil
+}
+
+// bytesOf is what holders have, without what nobody is known to hold.
+func bytesOf(list []Holder) (sum float64) {
+	for _, h := range list {
+		if h.Component != "unexplained" {
+			sum += float64(h.Bytes)
+		}
+	}
+	return sum
 }
 
 // accountedHolders returns the steps that Slurm ended for their memory, as its accounting sampled their largest task.

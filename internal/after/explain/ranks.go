@@ -219,6 +219,13 @@ func (s *scene) deaths() []*death {
 		}
 		d.add(f, how)
 	}
+	for _, f := range s.findings { // a shell or a pipe around the rank ended well, and hides the kill
+		n := node{rank: f.Rank}
+		if _, kill := f.Fact.(evidence.KernelKill); kill && f.Rank != evidence.NoRank && index[n] == nil {
+			index[n] = &death{node: n, how: killed, says: []evidence.Finding{f}}
+			list = append(list, index[n])
+		}
+	}
 	for _, d := range list {
 		d.settle()
 	}
@@ -469,7 +476,7 @@ func (s *scene) setRecoveriesAside() {
 			handled[key] > 0 && handled[key]-f.Number <= handledDistance && mannerOf(f.Fact) <= raised ||
 			s.mayRecover(f) && (ended && how == unended && !(f.Left <= lastWords && masked[key]) ||
 				(!ended || another[key]) && most[job] >= enoughSteps(f.Fact)) ||
-			begun[f.File] && mannerOf(f.Fact) == exited ||
+			begun[f.File] && mannerOf(f.Fact) == exited || closed[f.File] && isShellWord(f.Fact) ||
 			completed && s.index.kinds[f.File] == evidence.TrainerLog && isSlurmWarning(f.Fact)
 		failed[f.File] = failed[f.File] || !recovered[i] && mannerOf(f.Fact) < taken
 		another[key] = another[key] || !recovered[i] && mannerOf(f.Fact) <= raised
@@ -515,6 +522,13 @@ const lastWords = 3
 // handledDistance is how many lines may stand between an error and the word that it was dealt with.
 const handledDistance = 10
 
+// isShellWord reports whether a sentence has an exit code, and no launcher says it. Before a trainer's closing line it
+// is of a program that the trainer has started.
+func isShellWord(fact evidence.Fact) bool {
+	end, ok := fact.(evidence.ProcessEnded)
+	return ok && end.By == "shell" && mannerOfProcess(end) == exited
+}
+
 // isSlurmWarning reports whether Slurm says only that a limit was reached at some point, which the page cache is enough
 // for. It then names no step.
 func isSlurmWarning(fact evidence.Fact) bool {
@@ -541,8 +555,14 @@ func (s *scene) mayRecover(f evidence.Finding) bool {
 		return true
 	}
 	how := mannerOf(f.Fact)
+	if exception, ok := f.Fact.(evidence.Exception); ok && how == taken { // a server that could not be reached, say
+		return connectionLost.MatchString(exception.Type)
+	}
 	return how <= raised && how != killed
 }
+
+// connectionLost are exceptions of a connection: most programs try again, or do without.
+var connectionLost = lazyregexp.New(`Connect|BrokenPipe|EOFError|Disconnected`)
 
 // nameWitness gives the first end a rank where its own lines name none, but a launcher names one rank that has failed
 // by itself.
@@ -599,7 +619,7 @@ func (s *scene) linkedKills() []evidence.Finding {
 	}
 	var linked, near []evidence.Finding
 	for _, k := range kills {
-		if wanted[k.fact.PID] {
+		if wanted[k.fact.PID] || s.ofWitness(k.Finding) {
 			linked = append(linked, k.Finding)
 		}
 		if !s.mayBeOurs(k.fact.Name, pids, s.witness != nil) {
@@ -624,6 +644,13 @@ func (s *scene) linkedKills() []evidence.Finding {
 		})
 	}
 	return nil
+}
+
+// ofWitness reports whether a kill is of the rank that ended first, and of no process that an exception of this rank
+// tells about.
+func (s *scene) ofWitness(kill evidence.Finding) bool {
+	return s.witness != nil && s.witness.how != raised && s.witness.how != lacked &&
+		kill.Rank != evidence.NoRank && kill.Rank == s.witness.rank
 }
 
 // trainerNames are how the processes of a training are called.

@@ -57,7 +57,34 @@ func (r *Recording) findings() []evidence.Finding {
 			found = append(found, countersOf(r.start.Start, r.end.End, at)...)
 		}
 	}
-	return append(output.findings(), found...)
+	return append(r.withRanks(output.findings()), found...)
+}
+
+// withRanks gives kills of the kernel the ranks of the processes. Run records only kills of the job's processes. One
+// that no sample has lived for less than the time between two: it is of the only rank, if there is one.
+func (r *Recording) withRanks(found []evidence.Finding) []evidence.Finding {
+	ranks := map[int]int{}
+	for _, record := range r.samples.all() {
+		for _, p := range record.Sample.Processes {
+			ranks[p.PID] = p.Rank
+		}
+	}
+	only := evidence.NoRank
+	if r.end != nil && len(r.end.End.Ranks) == 1 {
+		only = r.end.End.Ranks[0].Rank
+	}
+	for i := range found {
+		kill, ok := found[i].Fact.(evidence.KernelKill)
+		if !ok || found[i].Rank != evidence.NoRank {
+			continue
+		}
+		rank, sampled := ranks[kill.PID]
+		if !sampled {
+			rank = only
+		}
+		found[i].Rank = rank
+	}
+	return found
 }
 
 // hidesEnd reports whether a finding is an exit code 0 that is only that of the last program of a pipe.
@@ -68,18 +95,46 @@ func (r *Recording) hidesEnd(f evidence.Finding) bool {
 
 // isPipe reports whether the recorded command is a pipe of a shell that hides how its first programs end.
 func (r *Recording) isPipe() bool {
-	if r.start == nil || len(r.start.Start.Command) < 3 {
-		return false
-	}
-	command := r.start.Start.Command
-	script := command[len(command)-1]
-	return shells.MatchString(command[0]) && pipe.MatchString(script) && !strings.Contains(script, "pipefail") &&
-		!strings.Contains(script, "PIPESTATUS")
+	script, _ := r.script()
+	return pipe.MatchString(script) && !strings.Contains(script, "pipefail") && !strings.Contains(script, "PIPESTATUS")
 }
 
+// script returns the commands that the recorded program, a shell, has run. They are empty where they are in a file.
+func (r *Recording) script() (commands string, isShell bool) {
+	if r.start == nil {
+		return "", false
+	}
+	command := r.start.Start.Command
+	at := slices.IndexFunc(command, shells.MatchString)
+	if at < 0 || at > mostWrappers {
+		return "", false
+	}
+	for i, option := range command[at+1:] {
+		if !strings.HasPrefix(option, "-") {
+			break
+		}
+		if rest := command[at+i+2:]; shellCommand.MatchString(option) && len(rest) > 0 {
+			return rest[0], true
+		}
+	}
+	return "", true
+}
+
+// mayHideFailure reports whether the exit code of the recorded command may be that of another program than the one that
+// failed: a shell's is that of its last command.
+func (r *Recording) mayHideFailure() bool {
+	commands, isShell := r.script()
+	return isShell && (commands == "" || several.MatchString(commands))
+}
+
+// mostWrappers is how many words may stand before a shell, such as "timeout 600".
+const mostWrappers = 4
+
 var (
-	shells = lazyregexp.New(`(?:^|/)(?:ba|da|z|k)?sh$`)
-	pipe   = lazyregexp.New(`[^|]\|[^|]`)
+	shells       = lazyregexp.New(`(?:^|/)(?:ba|da|z|k)?sh$`)
+	pipe         = lazyregexp.New(`[^|]\|[^|]`)
+	shellCommand = lazyregexp.New(`^-[a-z]*c[a-z]*$`)
+	several      = lazyregexp.New(`[;|&\n]`)
 )
 
 // outputs are the lines that ranks have printed, as one text for each rank.

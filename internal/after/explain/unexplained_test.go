@@ -153,11 +153,39 @@ func TestErrorBehindExitCode(t *testing.T) {
 // TestPipeHidesEnds: the exit code 0 of a pipe is no proof of a good end. The trainer's own word is.
 func TestPipeHidesEnds(t *testing.T) {
 	for output, want := range map[string]Resource{"step 3 loss 1": Undetermined, "{'train_runtime': 9.1}": None} {
-		r := recorded(samples.Sample{}, samples.RankEnd{}, output)
-		r.start.Start.Command = []string{"bash", "-c", "python t.py | tee log"}
-		e := Explain(Inputs{Recordings: []*Recording{r}})
-		if e.Cause.Resource != want || !strings.Contains(strings.Join(e.Notes, " "), "pipefail") {
-			t.Errorf("%q: %q, %s, %q", output, e.Cause.Resource, e.Confidence, e.Notes)
+		for _, command := range [][]string{
+			{"bash", "-c", "python t.py | tee log"},
+			{"/bin/bash", "-lc", `"$@" 2>&1 | tee log`, "bash", "python", "t.py"},
+			{"timeout", "600", "sh", "-e", "-c", "python t.py|tee log"},
+		} {
+			r := recorded(samples.Sample{}, samples.RankEnd{}, output)
+			r.start.Start.Command = command
+			e := Explain(Inputs{Recordings: []*Recording{r}})
+			if e.Cause.Resource != want || !strings.Contains(strings.Join(e.Notes, " "), "pipefail") {
+				t.Errorf("%q: %q: %q, %s, %q", command, output, e.Cause.Resource, e.Confidence, e.Notes)
+			}
+		}
+	}
+}
+
+// TestShellMayHideFailure: the exit code 0 of a shell is that of its last command, so nothing is certain.
+func TestShellMayHideFailure(t *testing.T) {
+	for _, c := range []struct {
+		want    Confidence
+		command []string
+	}{
+		{Likely, []string{"sh", "-c", `"$@" || true`, "sh", "python", "t.py"}},
+		{Likely, []string{"bash", "-c", "python t.py; echo done"}},
+		{Likely, []string{"bash", "run.sh"}},
+		{Likely, []string{"env", "A=1", "bash", "-x", "run.sh"}},
+		{Certain, []string{"sh", "-c", "exec python t.py"}},
+		{Certain, []string{"python", "t.py", "-c", "a;b"}},
+		{Certain, []string{"python", "t.py", "--out", "a", "--shell", "sh", "-c", "a;b"}},
+	} {
+		r := recorded(samples.Sample{}, samples.RankEnd{}, "step 3 loss 1")
+		r.start.Start.Command = c.command
+		if e := Explain(Inputs{Recordings: []*Recording{r}}); e.Cause.Resource != None || e.Confidence != c.want {
+			t.Errorf("%q: %q (%s), expected none (%s)", c.command, e.Cause.Resource, e.Confidence, c.want)
 		}
 	}
 }
@@ -255,6 +283,28 @@ func TestMemoryOfADriver(t *testing.T) {
 	} {
 		if e := explainText(t, head+line+"\n"); e.Cause.Resource != want {
 			t.Errorf("%s: %q, expected %q: %s", line, e.Cause.Resource, want, e.Cause.Text)
+		}
+	}
+}
+
+// TestHealthyWords: a test that passes says in its name what others die of, and a server that cannot be reached is no
+// failure of a program that goes on. Where it does not go on, it may be one.
+func TestHealthyWords(t *testing.T) {
+	lost := "Traceback (most recent call last):\n  File \"t.py\", line 3, in fetch\n    open_url()\n" +
+		"ConnectionRefusedError: [Errno 111] Connection refused\n"
+	var steps strings.Builder
+	for i := range 12 {
+		fmt.Fprintf(&steps, "step %d/12 loss 2.%d\n", i+1, 99-i)
+	}
+	for text, failed := range map[string]bool{
+		"test_abort (t.Tests)\nThis used to segfault with old versions. ... ok\nRan 1 test in 0.1s\n\nOK\n": false,
+		"t.py::test_segfault_of_a_worker PASSED   [ 50%]\nt.py::test_memory[Killed] PASSED   [100%]\n":      false,
+		"test_abort (t.Tests)\nThis used to segfault.\nSegmentation fault (core dumped)\n":                  true,
+		lost + steps.String(): false,
+		steps.String() + lost: true,
+	} {
+		if e := explainText(t, text); (e.Cause.Resource != None) != failed {
+			t.Errorf("%q: %q (%s)", text, e.Cause.Resource, e.Cause.Text)
 		}
 	}
 }

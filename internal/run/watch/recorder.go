@@ -210,8 +210,15 @@ func (r *Recorder) End(e samples.End) {
 const lateLine = time.Second
 
 // addKernelKills records what the kernel's log says of processes of the job that it has killed for memory. Where the
-// counters say that it has killed, the log may still get its line.
-func (r *Recorder) addKernelKills(counted bool) {
+// counters say that it has killed, the log may still get its line. A process that lived for less than the time between
+// two samples is found by its cgroup, whose counter has risen.
+func (r *Recorder) addKernelKills(counters []string) {
+	var groups []string
+	for _, name := range counters {
+		if group, ok := strings.CutPrefix(name, "cgroup "); ok && group != "/" {
+			groups = append(groups, group)
+		}
+	}
 	var pids []int
 	for _, e := range r.ends {
 		pids = append(pids, e.PID)
@@ -222,10 +229,11 @@ func (r *Recorder) addKernelKills(counted bool) {
 		}
 	}
 	var wait time.Duration
-	if counted && r.logEnd > 0 {
+	if len(counters) > 0 && r.logEnd > 0 {
 		wait = lateLine
 	}
-	if lines := awaited(func() []string { return host.KernelKills(pids, r.logEnd) }, wait); len(lines) > 0 {
+	kills := func() []string { return host.KernelKills(pids, groups, r.logEnd) }
+	if lines := awaited(kills, wait); len(lines) > 0 {
 		record := samples.Record{Time: r.now(), Output: &samples.Output{Rank: samples.NoRank,
 			Stream: samples.KernelStream, Lines: lines}}
 		r.kernel = append(r.kernel, record)
@@ -325,13 +333,25 @@ func (r *Recorder) sample() {
 	}
 }
 
-// killsBetween reports whether the kernel's OOM killer has killed a process between two readings.
-func killsBetween(before, after []samples.Counter) bool {
-	was := map[string]int64{}
+// killsBetween returns the groups in which the kernel's OOM killer has killed a process between two readings, and those
+// whose limit was reached then. It returns none where no process was killed.
+func killsBetween(before, after []samples.Counter) (groups []string) {
+	was := map[string]samples.Counter{}
 	for _, c := range before {
-		was[c.Name] = c.Kills
+		was[c.Name] = c
 	}
-	return slices.ContainsFunc(after, func(c samples.Counter) bool { return c.Kills > was[c.Name] })
+	killed := false
+	for _, c := range after {
+		kills := c.Kills > was[c.Name].Kills
+		killed = killed || kills
+		if kills || c.Reached > was[c.Name].Reached {
+			groups = append(groups, c.Group)
+		}
+	}
+	if !killed {
+		return nil
+	}
+	return groups
 }
 
 // counters returns the counters of the kernel's OOM killer.

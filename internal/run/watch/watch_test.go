@@ -510,12 +510,14 @@ func TestAwaited(t *testing.T) {
 
 // TestKillsBetween compares the counters of kills of two readings.
 func TestKillsBetween(t *testing.T) {
-	group := func(kills int64) []samples.Counter { return []samples.Counter{{Name: "group", Kills: kills}} }
+	group := func(kills int64) []samples.Counter {
+		return []samples.Counter{{Name: "oom_kill", Group: "cgroup /job", Kills: kills}}
+	}
 	for _, c := range []struct {
 		before, after []samples.Counter
 		want          bool
 	}{{group(2), group(2), false}, {group(2), group(3), true}, {nil, group(1), true}, {group(1), nil, false}} {
-		if got := killsBetween(c.before, c.after); got != c.want {
+		if got := slices.Equal(killsBetween(c.before, c.after), []string{"cgroup /job"}); got != c.want {
 			t.Errorf("%v to %v: %v, want %v", c.before, c.after, got, c.want)
 		}
 	}

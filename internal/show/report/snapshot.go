@@ -218,7 +218,7 @@ func (d *Snapshot) Page() *Page {
 		settings = "PyTorch's standard settings"
 	}
 	facts.add("allocator", "%s", settings)
-	p := &Page{Title: "Memory snapshot " + d.File, Sections: []Section{{facts}}, Document: d}
+	p := &Page{Title: "Memory snapshot " + d.File, Sections: []Section{{facts}}, Document: d, Brief: d.brief}
 	for i := range d.Devices {
 		p.Sections = append(p.Sections, d.Devices[i].sections(d.rows)...)
 	}
