@@ -90,8 +90,8 @@ func waywardFailures(t *testing.T, python string) []wayward {
 			right:   explain.AddressSpace, edit: "ulimit -v", evidence: "MemoryError"},
 		{name: "descriptors", command: []string{"sh", "-c", `ulimit -n 20; exec "$@"`, "sh", python, "-c", open},
 			right: explain.NotMemory, edit: "ulimit -n", evidence: "file descriptor"},
-		{name: "stacks of threads", shell: "ulimit -v 9000000; ulimit -s 1000000; " + startAlone,
-			command: []string{python, "-c", thread},
+		{name: "stacks of threads", shell: "ulimit -v 9000000; " + startAlone, // stacks of plimsoll's own stay small
+			command: []string{"sh", "-c", `ulimit -s 1000000; exec "$@"`, "sh", python, "-c", thread},
 			right:   explain.AddressSpace, edit: "ulimit -v", evidence: "thread"},
 		{name: "threads", command: []string{python, "-c", thread}, threads: 60,
 			right: explain.Processes, edit: "ulimit -u|pids.max", evidence: "thread"},
