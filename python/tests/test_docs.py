@@ -47,6 +47,16 @@ def test_documented_programs(tmp_path, monkeypatch):
     assert (pathlib.Path("checkpoints").is_dir() and os.listdir("checkpoints")) == ["step-00000003"]
 
 
+def test_steps_that_are_not_exact(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"model": GPT().bfloat16(), "batches": [batch(text(), i, size=1) for i in range(3)]}
+    late, zenflow = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "late-steps.md").read_text(), re.DOTALL)
+    for program in (late, zenflow):
+        exec(compile(program, "docs/late-steps.md", "exec"), names)
+        state = names["optimizer"].state_dict()["state"]
+        assert state and all(entry["step"] == 3 for entry in state.values())
+
+
 def test_muon(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"model": GPT().bfloat16(), "batches": [batch(text(), i, size=1) for i in range(2)]}
