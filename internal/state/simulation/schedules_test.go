@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"regexp"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -83,8 +84,9 @@ func TestSeedsAreSchedules(t *testing.T) {
 	}
 }
 
-// TestServiceSeedsAreSchedules: the same seed has the same requests, faults and findings, until the service reads state
-// beside the requests: for a save, and to find what has flipped. When it comes to which byte is up to the host.
+// TestServiceSeedsAreSchedules: the same seed has the same requests, faults and findings, until several things are at
+// work at once: reads beside the requests, for a save and to find what has flipped; and the disks of a tier, when one
+// fails or the power goes. Which of them comes first is up to the host.
 func TestServiceSeedsAreSchedules(t *testing.T) {
 	folder, err := os.MkdirTemp("", "plimsoll-simulation-")
 	if err != nil {
@@ -107,13 +109,13 @@ func TestServiceSeedsAreSchedules(t *testing.T) {
 	}
 }
 
-// ofTrainers returns the lines of a trace that trainers and faults have, up to a save or a flip.
+// atOnce matches lines of a trace from which on several things may be at work at once.
+var atOnce = regexp.MustCompile(`^saving|^flipped|, (?:read|write|sync): |: power loss`)
+
+// ofTrainers returns the lines of a trace that trainers and faults have, before the first that atOnce matches.
 func ofTrainers(trace []string) []string {
-	end := slices.IndexFunc(trace, func(line string) bool {
-		return strings.HasPrefix(line, "saving") || strings.HasPrefix(line, "flipped")
-	})
-	if end >= 0 {
-		trace = trace[:end+1]
+	if end := slices.IndexFunc(trace, atOnce.MatchString); end >= 0 {
+		trace = trace[:end]
 	}
 	return slices.DeleteFunc(slices.Clone(trace), func(line string) bool { return strings.HasPrefix(line, ofService) })
 }
