@@ -77,6 +77,18 @@ func TestKeptChunksAreNotRead(t *testing.T) {
 	}
 }
 
+// TestReadsBesideAPassAreOfTheFiles: the pass may be changing what is kept.
+func TestReadsBesideAPassAreOfTheFiles(t *testing.T) {
+	c := crashCases()[0]
+	c.kept = 1 << 20
+	s := openOnTier(t, c.onTier(t, tiertest.New(), 2, "/a"))
+	for unit := range s.config.Chunks {
+		if s.tier.keptOf(s.tier.spare.lane, unit) != nil || s.tier.keptOf(&lane{}, unit) == nil {
+			t.Errorf("chunk %d: expected the memory for a pass, and the files beside it", unit)
+		}
+	}
+}
+
 // TestFlipsOfKeptChunksAreMended: the files have what is kept, so a bit that flips there is found before it is used, is
 // told, and changes nothing.
 func TestFlipsOfKeptChunksAreMended(t *testing.T) {
