@@ -134,7 +134,6 @@ func (h *holder) settle(now states.Condition) error {
 		if err := checkWords("gradients", h.HeldGradients(), word(gradientChunk, at.Steps+1)); err != nil {
 			return err
 		}
-		h.station.does("finishing a step of states")
 		return h.step()
 	case states.Torn:
 		if h.document.Recovery && !h.loading {

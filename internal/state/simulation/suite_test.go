@@ -262,7 +262,6 @@ var mustMeetService = []mustMeetRow{
 	{2000, "moving states", []kind{storeNumber}, []faultKind{kill, flippedBit}},
 	{20_000, "saving states", []kind{storeNumber}, []faultKind{kill, flippedBit}},
 	{20_000, "loading states", []kind{storeNumber}, []faultKind{kill}},
-	{20_000, "finishing a step of states", []kind{storeNumber}, []faultKind{kill}},
 	{20_000, "loading", []kind{storeNumber}, ends},
 	{20_000, "loading", []kind{writeFile}, ends},
 	{20_000, "going back", []kind{writeFile}, ends},
