@@ -129,3 +129,19 @@ func TestUntilClosed(t *testing.T) {
 		}
 	}
 }
+
+// TestFilesOfAnotherBoot: what the kernel had written when the host died is of different instants, so it is refused.
+func TestFilesOfAnotherBoot(t *testing.T) {
+	folder := t.TempDir()
+	for range 2 { // the first makes the note
+		if err := checkBoot(folder); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(folder, bootName), []byte("another\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkBoot(folder); err == nil || !strings.Contains(err.Error(), "before this host was started") {
+		t.Errorf("files of another boot: %v", err)
+	}
+}

@@ -7,7 +7,10 @@ import (
 	"errors"
 	"io"
 	"os"
+	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // FuzzPipes reads packets of any bytes from a pipe. What is read is what was written behind the head, and a packet that
@@ -52,4 +55,30 @@ func FuzzPipes(f *testing.F) {
 			at += len(packet)
 		}
 	})
+}
+
+// TestOnlyTheFileThatWasSent: a descriptor of the sender that is of another file by now is not taken for it.
+func TestOnlyTheFileThatWasSent(t *testing.T) {
+	file, err := os.Create(filepath.Join(t.TempDir(), "sent"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &stat); err != nil {
+		t.Fatal(err)
+	}
+	p := &Pipes{process: os.Getpid()}
+	same, err := p.open(sentFile{uint64(file.Fd()), stat.Dev, stat.Ino})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = same.Close()
+	for _, other := range []sentFile{{uint64(file.Fd()), stat.Dev, stat.Ino + 1},
+		{uint64(file.Fd()), stat.Dev + 1, stat.Ino}} {
+		if taken, err := p.open(other); err == nil {
+			_ = taken.Close()
+			t.Errorf("%+v is taken for the file of inode %d on device %d", other, stat.Ino, stat.Dev)
+		}
+	}
 }
